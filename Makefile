@@ -71,7 +71,7 @@ wheel: setup  ## for this Python, this torch and this platform: build/wheels. Ot
 	  --config-settings=build-dir=build/native/$(VENV) .
 	python tools/finish_wheel.py build/wheel/$(VENV)/*.whl build/wheels
 
-demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (about 8 minutes)
+demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (5 to 8 minutes)
 	isthmus bench training $(DEMO_ARGS)
 
 check: CTEST_ARGS = --exclude-regex '^mpi\.'
