@@ -106,9 +106,10 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
     else:
         yield from (note for note in found["notes"] if NO_TIERS not in note)
     yield from hints
-    yield from _advice(found, crossed)
     coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
-    if any(map({"bits=8", "error_feedback=on"}.isdisjoint, coded)) and _trains_with_muon():
+    loses_under_muon = any(map({"bits=8", "error_feedback=on"}.isdisjoint, coded)) and _trains_with_muon()
+    yield from _advice(found, crossed, fewer="" if loses_under_muon else "fewer bits, or ")
+    if loses_under_muon:
         yield 'this process trains with Muon, which loses less with bits=8 or error_feedback="on": docs/choosing.md'
 
 
@@ -170,8 +171,8 @@ def _line_of(what: str, settings: str, reason: str, units: Sequence[dict[str, An
     return line
 
 
-def _advice(found: dict[str, Any], crossed: Crossing) -> Iterator[str]:
-    """What dominates, and what to try."""
+def _advice(found: dict[str, Any], crossed: Crossing, fewer: str) -> Iterator[str]:
+    """What dominates, and what to try. fewer: what comes before fewer reductions."""
     if not crossed.sent_bytes:
         return
     if found["ran_s"] and found["waited_s"] < 0.1 * found["ran_s"]:
@@ -185,7 +186,7 @@ def _advice(found: dict[str, Any], crossed: Crossing) -> Iterator[str]:
     elif found["compressed_calls"]:
         yield (
             f"gradients are {1 - crossed.weights_share:.0%} of what crosses. To try where steps wait for the link: "
-            "fewer bits, or fewer reductions by accumulating gradients: docs/choosing.md"
+            f"{fewer}fewer reductions by accumulating gradients: docs/choosing.md"
         )
 
 

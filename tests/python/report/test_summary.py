@@ -80,9 +80,15 @@ def test_muon_is_told_of_bits_and_error_feedback() -> None:
     def advice(*others: dict[str, Any], **changes: Any) -> list[str]:
         return [line for line in lines(made_up.group(**changes), *others) if "Muon" in line]
 
+    def says_fewer_bits() -> bool:
+        gradients = made_up.group()["collectives"] | {"all_gather": made_up.collective()}
+        return any("fewer bits" in line for line in lines(made_up.group(collectives=gradients)))
+
     assert not advice()
+    assert says_fewer_bits()
     optimizer = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))])
     assert len(advice()) == 1
+    assert not says_fewer_bits(), "it would lose more still"
     for careful in ("bits=8 error_feedback=codec", "bits=4 error_feedback=on"):
         units = [made_up.unit(settings=f"quant {careful}")]
         assert not advice(options=f"codec=quant {careful}", units=units)
