@@ -1,1 +1,1 @@
-"""Shows machines and clusters: text, and SVG pictures."""
+"""Shows machines and clusters: text and JSON."""

@@ -14,6 +14,7 @@ GONE = {
     "plan --parameters": "`isthmus plan --preset` has published models, --module takes one of your own",
     "plan --check": "`isthmus bench training` ends with predictions beside what its audited steps counted",
     "topo --output": "`isthmus topo --measure` prints the options of `isthmus plan`, with --json all it measured",
+    "topo --svg": "`isthmus topo` prints the same as text, with --json as data to draw from",
     "bench auto": "the last line of `isthmus bench training` says what to set, and so does `isthmus plan`",
     "bench bias": "its figures stand in docs/quant.md; `isthmus bench convergence` compares what codecs do to the loss",
     "bench overhead": "`isthmus bench collectives` times calls of Isthmus beside those of Gloo",

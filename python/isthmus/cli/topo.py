@@ -25,9 +25,6 @@ def topo(
         typer.Option(help='Nodes made of such machines: "2x8" or "0,1|2,3".', show_default="none"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    svg: Annotated[
-        Path | None, typer.Option(help="Draw nodes, rails and link speeds into this file, too.", show_default="none")
-    ] = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -39,10 +36,8 @@ def topo(
 ) -> None:
     """Show a machine's GPUs, NICs and links, which NIC each rank should use, and the nodes it is part of."""
     with failures_told():
-        if svg is not None and svg.suffix.lower() != ".svg":
-            raise ValueError(f"--svg '{svg}': expected a name that ends in .svg, for that is what it holds")
         if measure:
-            if recorded is not None or nodes is not None or svg is not None:
+            if recorded is not None or nodes is not None:
                 raise ValueError("--measure: no other option but --json; ISTHMUS_NODES says how nodes are made")
             from isthmus.topology.discovery.measure_world import measure_world
 
@@ -50,13 +45,10 @@ def topo(
         from isthmus.topology.discovery.discover import discover
         from isthmus.topology.formats.read import read_machine
         from isthmus.topology.render.overview import overview
-        from isthmus.topology.render.svg import draw_overview
         from isthmus.topology.render.text import WIDTH, print_overview
 
         machine = discover() if recorded is None else read_machine(recorded)
         view = overview(machine, nodes)
-        if svg is not None:
-            svg.write_text(draw_overview(view), encoding="utf-8")
         if json:
             print(json_module.dumps(view.to_json(), indent=2))
         else:

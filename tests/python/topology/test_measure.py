@@ -151,7 +151,7 @@ def test_a_world_that_cannot_be_joined(environment: dict[str, str], complaint: s
     [
         (["--measure"], "no launcher started this process"),
         (["--measure", "--json"], "no launcher started this process"),
-        (["--measure", "--json", "--svg", "f.svg"], "no other option"),
+        (["--measure", "--json", "--from", "f.xml"], "no other option"),
         (["--measure", "--nodes", "2x2"], "no other option"),
     ],
 )
