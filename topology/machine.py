@@ -1,6 +1,6 @@
 """Description of one machine: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and distances between devices.
 
-Plain values without behaviour of their own: readers (`read_machine`, live discovery) make them, plans and pictures use
+Plain values without behaviour of their own: readers (`read_machine`, live discovery) make them, plans and texts use
 them. Attributes that a source may lack are None where unknown; assumptions of a reader stand in `Machine.notes`.
 Speeds are those of one direction in Gbit/s (10**9 bits).
 """

@@ -19,7 +19,7 @@ sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS)]
 with atheris.instrument_imports(include=["isthmus"]):
     from isthmus.topology.formats.read import parse_machine
     from isthmus.topology.machine import TopologyError
-    from machines import goldens
+    from machines import checks
 
 
 def one_input(data: bytes) -> None:
@@ -29,7 +29,7 @@ def one_input(data: bytes) -> None:
     except TopologyError as error:
         assert error.what and (error.line is None or error.line >= 1), error
     else:
-        goldens.check(machine)
+        checks.check(machine)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from support.limits import HANG_S
 from support.places import ROOT
 
 MACHINES = ROOT / "topology/machines"
-RECORDED = sorted(path for path in MACHINES.iterdir() if path.suffix == ".xml")
-DGX = MACHINES / "dgx-a100.nccl.xml"
+DGX, G5 = MACHINES / "dgx-a100.nccl.xml", MACHINES / "aws-g5-12xlarge.nccl.xml"
 
 
 def topo(*arguments) -> str:
@@ -34,18 +33,22 @@ def refused(*arguments) -> str:
     return " ".join(result.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_every_recorded_machine_as_text(path):
-    text = topo("--from", path)
-    values = json.loads(topo("--from", path, "--json"))
-    assert values["schema"] == 2
-    assert text.startswith(values["name"])
-    for device in values["gpus"]:
-        assert f"GPU{device['index']}" in text
-    for nic in values["nics"]:
-        assert f"NIC{nic['index']}" in text
-    for note in values["notes"]:
-        assert f"- {note}\n" in text
+def test_json():
+    values = json.loads(topo("--from", G5, "--json"))
+    kinds = ["sockets", "numa_nodes", "gpus", "nics", "links", "pcie"]
+    assert list(values) == ["schema", "name", "source", *kinds, "notes", "rails", "nodes"]
+    assert (values["schema"], values["name"], values["source"]) == (2, "aws-g5-12xlarge", "nccl xml")
+    nic = {"kind": "nic", "bus_id": "0000:00:05.0", "devices": ["NIC0"], "link_speed_gbit_s": None}
+    assert values["pcie"][0]["children"][0] == nic | {"numa_node": None, "children": []}
+    gpu = {"index": 3, "bus_id": "0000:00:1e.0", "model": "NVIDIA A10G", "numa_node": 0, "fabric": None}
+    assert values["gpus"][3] == gpu
+    nic = {"index": 0, "name": "ens5", "bus_id": "0000:00:05.0", "kind": "ethernet", "speed_gbit_s": 40.0}
+    assert values["nics"] == [nic | {"numa_node": 0}]
+    assert values["links"][0] == {"a": "GPU0", "b": "GPU1", "kind": "PHB", "speed_gbit_s": None}
+    assert values["sockets"] == [{"index": 0, "numa_nodes": [0], "model": "AuthenticAMD family 23 model 49"}]
+    assert values["numa_nodes"] == [{"index": 0, "socket": 0, "cpus": "0-47"}]
+    rail = {"local_index": 1, "gpu": "GPU1", "nic": "NIC0", "distance": "PHB", "num_sharing": 4, "speed_gbit_s": 10.0}
+    assert values["rails"][1] == rail
 
 
 def test_the_matrix_is_that_of_the_machine():

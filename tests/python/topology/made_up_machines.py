@@ -14,7 +14,7 @@ from isthmus.topology.discovery.discover import discover
 from isthmus.topology.discovery.nvml import NvmlFacts
 from isthmus.topology.discovery.sysfs import Roots
 from isthmus.topology.machine import Machine
-from machines import goldens
+from machines import checks
 
 NVIDIA, MELLANOX, AMAZON = 0x10DE, 0x15B3, 0x1D0F
 GPU, VGA, ETHERNET, INFINIBAND, BRIDGE, USB = 0x030200, 0x030000, 0x020000, 0x020700, 0x060400, 0x0C0330
@@ -256,7 +256,7 @@ NO_NVML = NvmlFacts(missing="NVML: not asked")
 def found(machine: MadeUpMachine, nvml: NvmlFacts = NO_NVML) -> Machine:
     """What discovery makes of it; every machine must hold together."""
     result = discover(machine.roots, lambda: nvml)
-    goldens.check(result)
+    checks.check(result)
     return result
 
 

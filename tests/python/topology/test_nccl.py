@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.topology.formats.read import parse_machine
 from isthmus.topology.machine import MOST_GPUS, Machine, NicKind, TopologyError
-from machines import goldens
+from machines import checks
 
 GPU = '<pci busid="0000:0{n}:00.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>'
 SWITCH = 'target="0000:99:00.0" count="{}" tclass="0x068000"'
@@ -217,6 +217,6 @@ def test_errors_name_their_line(body: str, line: int | None, what: str) -> None:
 def test_the_limits_themselves_are_read() -> None:
     assert len(parse(many_gpus(MOST_GPUS)).gpus) == MOST_GPUS
     machine = parse(nested(30), 'version="2"')  # RCCL; a host bridge, switches, and the GPU: 32 places
-    goldens.check(machine)
+    checks.check(machine)
     with pytest.raises(TopologyError, match="version='3': expected an integer from 1 to 2"):
         parse(nested(1), 'version="3"')
