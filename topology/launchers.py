@@ -1,14 +1,7 @@
 """The variables by which a launcher tells its processes about their node.
 
 A *claim* is one process's: how many processes were started, which of them it is, on which node, and how many of them
-that node has. One function a launcher reads it; variables that are missing, or that no launcher sets so, are no claim.
-
-| launcher | rank, size | node | ranks of the node |
-|---|---|---|---|
-| torchrun (torchelastic) | RANK, WORLD_SIZE | GROUP_RANK: the agent | LOCAL_WORLD_SIZE |
-| Open MPI, PRRTE | OMPI_COMM_WORLD_RANK, _SIZE | PMIX_HOSTNAME | OMPI_COMM_WORLD_LOCAL_SIZE |
-| MPICH, Intel MPI (Hydra) | PMI_RANK, PMI_SIZE | MPIR_CVAR_CH3_INTERFACE_HOSTNAME | MPI_LOCALNRANKS |
-| Slurm (srun) | SLURM_PROCID, SLURM_STEP_NUM_TASKS | SLURM_NODEID | SLURM_STEP_TASKS_PER_NODE |
+that node has. Variables that are missing, or that no launcher sets so, are no claim.
 
 Operators of Kubernetes set none of these: Kubeflow's give torchrun its arguments (PET_*) and MASTER_ADDR, RANK and
 WORLD_SIZE of pods, which torchrun replaces by those of its processes, or start mpirun. A process of a pod that neither
@@ -18,7 +11,7 @@ starts has no claim.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Environment = Mapping[str, str]
@@ -27,6 +20,8 @@ _NUMBER = re.compile(r"\d{1,9}")
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 #: torch's own default.
 _MASTER_PORT = "29500"
+#: Slurm's own bound on the nodes of a job is below this.
+_MAX_NODES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,22 @@ class Claim:
     node: str | None
     #: How many of the processes the node has.
     node_size: int
+
+
+_TORCHRUN, _SLURM = "torchrun", "Slurm"
+#: Variables that hold a process's rank, how many were started, its node, and how many the node has. Inner launchers
+#: come first; last what says least.
+_LAUNCHERS = {
+    _TORCHRUN: ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE"),
+    # PRRTE, too. OMPI_COMM_WORLD_NODE_RANK is no node: it counts the node's processes over all jobs.
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_HOSTNAME", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    # MPICH and Intel MPI. Slurm's PMI plugins set PMI_RANK as well, but nothing else of it.
+    "MPICH's Hydra": ("PMI_RANK", "PMI_SIZE", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "MPI_LOCALNRANKS"),
+    # srun. A batch script has SLURM_PROCID and SLURM_NTASKS too, but nothing of a step.
+    _SLURM: ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"),
+    # Ray, and scripts that take torchrun's place, set no GROUP_RANK.
+    "LOCAL_WORLD_SIZE": ("RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE"),
+}
 
 
 def innermost_claim(environment: Environment, world_size: int) -> Claim | None:
@@ -83,69 +94,6 @@ def rendezvous(environment: Environment, option: str, command: str) -> dict[str,
     return {"MASTER_PORT": environment.get("MASTER_PORT", _MASTER_PORT)} | found
 
 
-def _torchrun(environment: Environment) -> Claim | None:
-    group_rank = _number(environment, "GROUP_RANK")
-    return None if group_rank is None else _torch(environment, "torchrun", str(group_rank))
-
-
-def _hand_made(environment: Environment) -> Claim | None:
-    """Read what Ray, and scripts that take torchrun's place, set: no GROUP_RANK."""
-    return _torch(environment, "LOCAL_WORLD_SIZE", None)
-
-
-def _torch(environment: Environment, launcher: str, node: str | None) -> Claim | None:
-    return _claim(
-        launcher,
-        rank=_number(environment, "RANK"),
-        size=_number(environment, "WORLD_SIZE"),
-        node=node,
-        node_size=_number(environment, "LOCAL_WORLD_SIZE"),
-    )
-
-
-def _open_mpi(environment: Environment) -> Claim | None:
-    """Read mpirun's. OMPI_COMM_WORLD_NODE_RANK is no node: it counts the node's processes over all jobs."""
-    return _claim(
-        "Open MPI",
-        rank=_number(environment, "OMPI_COMM_WORLD_RANK"),
-        size=_number(environment, "OMPI_COMM_WORLD_SIZE"),
-        node=environment.get("PMIX_HOSTNAME") or None,
-        node_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
-
-
-def _hydra(environment: Environment) -> Claim | None:
-    """Read Hydra's. Slurm's PMI plugins set PMI_RANK as well, but nothing else of it."""
-    return _claim(
-        "MPICH's Hydra",
-        rank=_number(environment, "PMI_RANK"),
-        size=_number(environment, "PMI_SIZE"),
-        node=environment.get("MPIR_CVAR_CH3_INTERFACE_HOSTNAME") or None,
-        node_size=_number(environment, "MPI_LOCALNRANKS"),
-    )
-
-
-def _slurm(environment: Environment) -> Claim | None:
-    """Read srun's. A batch script has SLURM_PROCID and SLURM_NTASKS too, but nothing of a step."""
-    node = _number(environment, "SLURM_NODEID")
-    tasks = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    if node is None or node >= len(tasks):
-        return None
-    return _claim(
-        "Slurm",
-        rank=_number(environment, "SLURM_PROCID"),
-        size=_number(environment, "SLURM_STEP_NUM_TASKS"),
-        node=str(node),
-        node_size=tasks[node],
-    )
-
-
-#: Inner ones first; last what says least.
-_LAUNCHERS: tuple[Callable[[Environment], Claim | None], ...] = (_torchrun, _open_mpi, _hydra, _slurm, _hand_made)
-#: Slurm's own bound on the nodes of a job is below this.
-_MAX_NODES = 1 << 20
-
-
 def tasks_per_node(text: str) -> list[int]:
     """Return the numbers that Slurm writes as "4(x2),3": [4, 4, 3]. Empty for anything else."""
     tasks: list[int] = []
@@ -158,13 +106,19 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _claims(environment: Environment) -> Iterator[Claim]:
-    return (claim for read in _LAUNCHERS if (claim := read(environment)))
-
-
-def _claim(launcher: str, rank: int | None, size: int | None, node: str | None, node_size: int | None) -> Claim | None:
-    if rank is None or size is None or node_size is None or not 1 <= node_size <= size or rank >= size:
-        return None
-    return Claim(launcher, rank, size, node, node_size)
+    for launcher, (rank_name, size_name, node_name, node_size_name) in _LAUNCHERS.items():
+        rank, size, node_size = (_number(environment, name) for name in (rank_name, size_name, node_size_name))
+        node = environment.get(node_name) or None
+        if launcher in (_TORCHRUN, _SLURM):
+            number = _number(environment, node_name)
+            if number is None:
+                continue  # another launcher started the process
+            node = str(number)
+            if launcher == _SLURM:
+                tasks = tasks_per_node(environment.get(node_size_name, ""))
+                node_size = tasks[number] if number < len(tasks) else None
+        if rank is not None and size is not None and node_size is not None and rank < size and 1 <= node_size <= size:
+            yield Claim(launcher, rank, size, node, node_size)
 
 
 def _number(environment: Environment, name: str) -> int | None:
