@@ -1,4 +1,4 @@
-"""Times the links of both tiers over a real process group: `isthmus topo --measure`.
+"""Times the links of both tiers over a real process group, and shows them.
 
 All ranks of a tier send to the next of them at once, in a ring, so that every link is busy in both directions as it is
 in a reduction. Nodes are timed side by side, and so are rails: ranks share links as they do in training.
@@ -6,18 +6,23 @@ in a reduction. Nodes are timed side by side, and so are rails: ranks share link
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.backends import backend_of
 from isthmus.gloo import Group, gloo_tier
+from isthmus.topology.launchers import rendezvous
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -28,6 +33,9 @@ BUDGET_S = 3.0
 _ROUNDS = 5
 _MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
+_COMMAND = "torchrun --nproc-per-node 4 -m isthmus topo --measure"
+#: For all ranks to join, and for each exchange.
+_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,36 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
     hosts = [""] * group.size()
     dist.all_gather_object(hosts, socket.gethostname(), group)
     return MeasuredLinks(intra, inter, tiers.num_nodes, tiers.ranks_per_node, len(set(hosts)))
+
+
+def measure_world(console: Console, as_json: bool) -> None:
+    """Join the world that a launcher made, measure its links, and print them on rank 0: `isthmus topo --measure`.
+
+    Raises ValueError where no launcher made a world of ranks, or it has no tiers.
+    """
+    os.environ.update(rendezvous(os.environ, "--measure", _COMMAND))
+    dist.init_process_group("isthmus", timeout=_TIMEOUT)
+    try:
+        rank = dist.get_rank()
+        links = measure_links()
+        dist.barrier()  # the store ends with the rank that hosts it
+    finally:
+        dist.destroy_process_group()
+    if rank == 0 and as_json:
+        print(json.dumps(asdict(links), indent=2))
+    elif rank == 0:
+        print_links(links, console)
+
+
+def print_links(links: MeasuredLinks, console: Console) -> None:
+    """Print both tiers, and the options of `isthmus plan` that say the same."""
+    for tier, link in (("within a node, a rank sends", links.intra), ("between nodes, a node sends", links.inter)):
+        if link:
+            text = f"{tier} {link.bandwidth_gbit_s:.4g} Gbit/s after {link.latency_us:.4g} us, over Gloo"
+            console.print(text, soft_wrap=True, highlight=False)
+    if links.num_hosts < min(links.num_nodes, 2):  # nodes that ISTHMUS_NODES makes of one machine
+        console.print("all nodes are on one host: that is its memory, no network", highlight=False)
+    console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)
 
 
 def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:

@@ -4,7 +4,8 @@ import sys
 
 from rich.console import Console
 
-from isthmus.topology.render.text import WIDTH
+#: Wide enough for trees and tables: on a narrow terminal a line runs on rather than be cut.
+WIDTH = 240
 
 
 def console() -> Console:

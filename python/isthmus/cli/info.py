@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from isthmus.cli.consoles import WIDTH
 from isthmus.cli.failures import failures_told
 
 
@@ -13,7 +14,6 @@ def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead o
     """Show versions, features, options and variables in force: the facts for a bug report."""
     with failures_told():
         from isthmus.report.info import SCHEMA, collect, print_info
-        from isthmus.topology.render.text import WIDTH
 
         found = collect()
         if json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus.cli.consoles import console
+from isthmus.cli.consoles import WIDTH, console
 from isthmus.cli.failures import failures_told
 
 
@@ -39,13 +39,12 @@ def topo(
         if measure:
             if recorded is not None or nodes is not None:
                 raise ValueError("--measure: no other option but --json; ISTHMUS_NODES says how nodes are made")
-            from isthmus.topology.discovery.measure_world import measure_world
+            from isthmus.topology.discovery.measure import measure_world
 
             return measure_world(console(), json)
         from isthmus.topology.discovery.discover import discover
         from isthmus.topology.formats.read import read_machine
-        from isthmus.topology.render.overview import overview
-        from isthmus.topology.render.text import WIDTH, print_overview
+        from isthmus.topology.overview import overview, print_overview
 
         machine = discover() if recorded is None else read_machine(recorded)
         view = overview(machine, nodes)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from isthmus.cli.main import app
 from isthmus.topology.machine import Fabric, Gpu, Link, Machine
-from isthmus.topology.render.overview import overview
+from isthmus.topology.overview import overview
 from support.limits import HANG_S
 from support.places import ROOT
 

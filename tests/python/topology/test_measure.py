@@ -26,8 +26,8 @@ from isthmus.topology.discovery.measure import (
     _Stage,
     _Tiers,
     fit_link,
+    print_links,
 )
-from isthmus.topology.discovery.measure_world import print_links
 from isthmus.topology.launchers import rendezvous
 from python.cli.planned import report
 from support.hosts import two_hosts

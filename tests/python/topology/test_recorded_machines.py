@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from isthmus.cli.consoles import WIDTH
 from isthmus.topology.formats.read import read_machine
-from isthmus.topology.render.overview import overview
-from isthmus.topology.render.text import WIDTH, print_overview
+from isthmus.topology.overview import overview, print_overview
 from machines import checks
 from support.places import ROOT
 

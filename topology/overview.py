@@ -1,0 +1,239 @@
+"""What `isthmus topo` shows, as text or JSON: a machine, its rails, and nodes of such machines where they are given."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode, paths_to_devices
+from isthmus.topology.node_map import ranks_by_value
+from isthmus.topology.rails import Rails, find_rails
+
+#: The version of the JSON.
+SCHEMA = 2
+#: Ranks that a node map may have here.
+_MOST_RANKS = 1 << 20
+#: Nodes whose ranks are named one by one, and ranks of each.
+_MOST_NAMED = 16
+_STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
+#: What people call the kinds.
+_NIC_KINDS = {
+    NicKind.INFINIBAND: "InfiniBand",
+    NicKind.ROCE: "RoCE",
+    NicKind.ETHERNET: "Ethernet",
+    NicKind.EFA: "EFA",
+    NicKind.UNKNOWN: "",
+}
+_LEGEND = (
+    "NV#: # NVLinks   PIX: one PCIe switch   PXB: several   PHB: one host bridge   "
+    "NODE: host bridges of a NUMA node   SYS: NUMA nodes"
+)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A machine with what follows from it. nodes: the ranks of each; none where they were not given.
+
+    notes: the machine's own, then those on rails and nodes.
+    """
+
+    machine: Machine
+    rails: Rails
+    nodes: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine's own JSON, with `schema`, `rails`, `nodes` and all notes."""
+        more = {"rails": [asdict(rail) for rail in self.rails.rails], "nodes": self.nodes, "notes": self.notes}
+        return {"schema": SCHEMA, **asdict(self.machine), **more}
+
+
+def overview(machine: Machine, nodes_text: str | None) -> Overview:
+    """Put everything together. nodes_text: an option's value, as ISTHMUS_NODES takes it.
+
+    Raises ValueError where it is no node map, or has other ranks on a node than the machine has GPUs for.
+    """
+    nodes = _nodes_of(nodes_text) if nodes_text else ()
+    sizes = {len(ranks) for ranks in nodes}
+    notes = [
+        f"NVLink domain {cluster}, clique {clique}: where it spans several machines, they are one node"
+        for cluster, clique in sorted({(gpu.fabric.cluster, gpu.fabric.clique) for gpu in machine.gpus if gpu.fabric})
+    ]
+    if len(sizes) > 1:
+        rails = Rails((), ("nodes of unequal size have no rails: every collective takes the exact path",))
+    else:
+        rails = find_rails(machine, *sizes)
+    return Overview(machine, rails, nodes, tuple(dict.fromkeys((*machine.notes, *notes, *rails.notes))))
+
+
+def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
+    from isthmus import native
+
+    grid = re.fullmatch(r"(\d{1,7})x(\d{1,7})", text)
+    num_ranks = int(grid[1]) * int(grid[2]) if grid else len(re.findall(r"\d+", text))
+    if num_ranks > _MOST_RANKS:
+        raise ValueError(f"--nodes={text[:40]!r}: {num_ranks} ranks are more than the {_MOST_RANKS} that can be shown")
+    try:
+        node_of_rank = native.load().parse_nodes(text, max(num_ranks, 1))
+    except ValueError as error:
+        raise ValueError(f"--nodes: {error}") from None
+    return tuple(tuple(ranks) for _, ranks in sorted(ranks_by_value(range(num_ranks), node_of_rank).items()))
+
+
+def print_overview(view: Overview, console: Console) -> None:
+    """Print everything. Lines of the matrix run on beyond the console's width rather than break."""
+    machine = view.machine
+    console.print(Text.assemble((machine.name, "bold"), f"  (from {machine.source})"), soft_wrap=True)
+    for sentence in _summary(machine):
+        console.print(Text(f"  {sentence}"), soft_wrap=True)
+    console.print()
+    console.print(_tree(machine))
+    if len(machine.device_ids) > 1:
+        console.print()
+        for line in _matrix(machine):
+            console.print(line, soft_wrap=True)
+        console.print(Text(_LEGEND, "dim"), soft_wrap=True)
+    if view.rails.rails:
+        console.print()
+        console.print(_rails_table(machine, view.rails))
+        speed = view.rails.speed_gbit_s
+        told = "speed unknown" if speed is None else f"{_gbit_s(speed)}, the slowest rail's"
+        console.print(Text(f"A rank's way out of its node: {told}"), soft_wrap=True)
+    if view.nodes:
+        console.print()
+        for line in _node_lines(view):
+            console.print(line, soft_wrap=True, highlight=False)
+    if view.notes:
+        console.print(Text("\nNotes", "bold"))
+        for note in view.notes:
+            console.print(Text(f"- {note}"), soft_wrap=True)
+
+
+def _gbit_s(speed: float | None) -> str:
+    """Return "252 Gbit/s"; empty where it is unknown."""
+    return "" if speed is None else f"{speed:.4g} Gbit/s"
+
+
+def _line(*parts: str | None) -> str:
+    return "  ".join(part for part in parts if part)
+
+
+def _describe(device: Gpu | Nic) -> str:
+    if isinstance(device, Gpu):
+        fabric = f"NVLink domain {device.fabric.cluster}, clique {device.fabric.clique}" if device.fabric else ""
+        return _line(device.id, device.model, device.bus_id, fabric)
+    speed = _gbit_s(device.speed_gbit_s) or "speed unknown"
+    return _line(device.id, device.name, _NIC_KINDS[device.kind], speed, device.bus_id)
+
+
+def _count(names: Iterable[str]) -> str:
+    """Return "8 x NVIDIA H100" for eight of a kind."""
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+
+
+def _summary(machine: Machine) -> Iterator[str]:
+    yield _count(socket.model or "unknown model" for socket in machine.sockets) or "processors unknown"
+    numa = len(machine.numa_nodes)
+    if numa:
+        yield f"{numa} NUMA node{'s' if numa > 1 else ''}"
+    yield _count(gpu.model or "GPU" for gpu in machine.gpus) or "no GPU"
+    nics = (f"{_NIC_KINDS[nic.kind]} {_gbit_s(nic.speed_gbit_s)}".strip() or "NIC" for nic in machine.nics)
+    yield _count(nics) or "no NIC"
+    pairs = [machine.link(a, b) for a, b in combinations(machine.gpus, 2)]
+    joined = [link for link in pairs if link.kind.startswith("NV")]
+    if joined and len({(link.kind, link.speed_gbit_s) for link in pairs}) == 1:
+        speed = _gbit_s(joined[0].speed_gbit_s)
+        yield f"{joined[0].kind} between all GPUs{f', {speed} a pair' if speed else ''}"
+    elif joined:
+        yield f"NVLinks between {len(joined)} of {len(pairs)} pairs of GPUs"
+
+
+def _tree(machine: Machine) -> Tree:
+    """Return host bridges and the devices that are in none, by NUMA node; what is in no known node comes last."""
+    tree = Tree("PCIe" if machine.pcie else "devices", guide_style="dim")
+    label_of = {device.id: _describe(device) for device in machine.devices}
+    in_tree = paths_to_devices(machine.pcie)
+    loose = [device for device in machine.devices if device.id not in in_tree]
+    numa_nodes = {place.numa_node for place in machine.pcie} | {device.numa_node for device in loose}
+    for numa_node in sorted(numa_nodes, key=lambda index: (index is None, index or 0)):
+        where = _numa_name(machine, numa_node)
+        for place in machine.pcie:
+            if place.numa_node == numa_node:
+                _add_place(tree, place, label_of, where)
+        labels = [label_of[device.id] for device in loose if device.numa_node == numa_node]
+        if labels:
+            branch = tree.add(Text(where or "place unknown"))
+            for label in labels:
+                branch.add(Text(label))
+    return tree
+
+
+def _numa_name(machine: Machine, index: int | None) -> str:
+    node = next((node for node in machine.numa_nodes if node.index == index), None)
+    if node is None:
+        return "" if index is None else f"NUMA {index}"
+    socket = "" if node.socket is None else f"socket {node.socket}, "
+    return f"{socket}NUMA {node.index}" + (f" (processors {node.cpus})" if node.cpus else "")
+
+
+def _add_place(tree: Tree, place: PcieNode, label_of: dict[str, str], where: str) -> None:
+    speed = _gbit_s(place.link_speed_gbit_s)
+    if place.devices:
+        for device in place.devices:
+            label = Text(label_of[device], "green" if place.kind is PcieKind.GPU else "cyan")
+            tree.add(label.append(f"  PCIe {speed}" if speed else "", "dim"))
+    else:
+        kind = "host bridge" if place.kind is PcieKind.HOST_BRIDGE else "switch"
+        tree = tree.add(Text(_line(kind, place.bus_id, where, speed)))
+    for child in place.children:
+        _add_place(tree, child, label_of, "")
+
+
+def _matrix(machine: Machine) -> Iterator[Text]:
+    """Return lines as `nvidia-smi topo -m` has them, and NUMA nodes at their ends."""
+    ids = machine.device_ids
+    width = max(map(len, ids)) + 2
+    yield Text(" " * width + "".join(one.ljust(width) for one in ids) + "NUMA", "bold")
+    for device in machine.devices:
+        line = Text(device.id.ljust(width), "bold")
+        for column in ids:
+            kind = machine.distance(device, column)
+            line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
+        yield line.append("" if device.numa_node is None else str(device.numa_node))
+
+
+def _rails_table(machine: Machine, rails: Rails) -> Table:
+    table = Table(title="Rails: the way out of the node for each local index", title_justify="left", box=None)
+    for heading in ("local index", "GPU", "NIC", "distance", "ranks sharing it", "Gbit/s"):
+        table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
+    name_of = {nic.id: nic.name for nic in machine.nics}
+    for rail in rails.rails:
+        table.add_row(
+            str(rail.local_index),
+            rail.gpu or "-",
+            Text(" ".join(part for part in (rail.nic, name_of[rail.nic]) if part)),
+            Text(rail.distance or "-", _STYLES.get(rail.distance or "", "")),
+            str(rail.num_sharing),
+            "unknown" if rail.speed_gbit_s is None else f"{rail.speed_gbit_s:.4g}",
+        )
+    return table
+
+
+def _node_lines(view: Overview) -> Iterator[Text]:
+    sizes = {len(ranks) for ranks in view.nodes}
+    each = f"{sizes.pop()} ranks each" if len(sizes) == 1 else "nodes of unequal size"
+    yield Text.assemble((f"{len(view.nodes)} node{'s' if len(view.nodes) != 1 else ''}", "bold"), f", {each}")
+    for node, ranks in enumerate(view.nodes[:_MOST_NAMED]):
+        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
+        yield Text(f"  node {node}: ranks {named}")
+    if len(view.nodes) > _MOST_NAMED:
+        yield Text(f"  and {len(view.nodes) - _MOST_NAMED} more")

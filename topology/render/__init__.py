@@ -1,1 +1,0 @@
-"""Shows machines and clusters: text and JSON."""
