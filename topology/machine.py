@@ -7,27 +7,15 @@ Speeds are those of one direction in Gbit/s (10**9 bits).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-#: More of a kind than this are an error: no machine has them, and pairs of devices grow with the square.
-MOST_GPUS = 256
-MOST_NICS = 256
-#: This holds for sockets, too.
-MOST_NUMA_NODES = 1024
-#: Places below each other in the PCIe tree. Real machines have up to six.
-MOST_PCIE_LEVELS = 32
-#: More than any link between two devices has.
-MOST_GBIT_S = 1e6
 #: From near to far. NVLink of any width ("NV1", "NV18") is nearer than PCIe.
 _KINDS = ("X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS")
-_NVLINK_KIND = re.compile(r"NV([1-9]\d{0,2})")
 
 
 class TopologyError(ValueError):
@@ -37,9 +25,7 @@ class TopologyError(ValueError):
     """
 
     def __init__(self, what: str, file: str | Path | None = None, line: int | None = None) -> None:
-        self.what = what
-        self.file = None if file is None else str(file)
-        self.line = line
+        self.what, self.line = what, line
         place = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
         super().__init__(place + what)
 
@@ -52,6 +38,10 @@ class NicKind(StrEnum):
     ETHERNET = "ethernet"
     EFA = "efa"
     UNKNOWN = "unknown"
+
+
+#: NICs that a rank can use past the kernel.
+RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 
 
 class PcieKind(StrEnum):
@@ -136,11 +126,6 @@ class Link:
     kind: str
     speed_gbit_s: float | None = None
 
-    @property
-    def is_nvlink(self) -> bool:
-        """Whether it is made of NVLinks."""
-        return self.kind.startswith("NV")
-
 
 @dataclass(frozen=True)
 class PcieNode:
@@ -156,10 +141,6 @@ class PcieNode:
     link_speed_gbit_s: float | None = None
     numa_node: int | None = None
     children: tuple[PcieNode, ...] = ()
-
-    def walk(self) -> Iterator[PcieNode]:
-        """This place and all below it, parents first."""
-        return (path[-1] for path in self.paths())
 
     def paths(self, above: tuple[PcieNode, ...] = ()) -> Iterator[tuple[PcieNode, ...]]:
         """The ways from here to this place and to all below it, parents first."""
@@ -185,19 +166,16 @@ class Machine:
     nics: tuple[Nic, ...] = ()
     links: tuple[Link, ...] = ()
     pcie: tuple[PcieNode, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def _link_of(self) -> dict[tuple[str, str], Link]:
-        both_ways = {(link.a, link.b): link for link in self.links}
-        return both_ways | {(link.b, link.a): link for link in self.links}
+        links = (*self.links, *(Link(one, one, "X") for one in self.device_ids))
+        return {pair: link for link in links for pair in ((link.a, link.b), (link.b, link.a))}
 
     def link(self, a: Gpu | Nic | str, b: Gpu | Nic | str) -> Link:
         """The link between two devices, given as such or by id ("GPU0", "NIC3"). KeyError: no such pair."""
-        first = a if isinstance(a, str) else a.id
-        second = b if isinstance(b, str) else b.id
-        if first == second and first in self.device_ids:
-            return Link(first, second, "X")
+        first, second = (device if isinstance(device, str) else device.id for device in (a, b))
         return self._link_of[first, second]
 
     def distance(self, a: Gpu | Nic | str, b: Gpu | Nic | str) -> str:
@@ -214,10 +192,6 @@ class Machine:
         """The ids of `devices`."""
         return tuple(device.id for device in self.devices)
 
-    def to_json(self) -> dict[str, Any]:
-        """The machine in values that `json.dump` takes, all keys always there."""
-        return asdict(self)
-
 
 def paths_to_devices(pcie: Iterable[PcieNode]) -> dict[str, tuple[PcieNode, ...]]:
     """The places from the top of its tree down to each device."""
@@ -230,17 +204,15 @@ def num_shared(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> int:
 
 
 def farness(kind: str) -> int:
-    """A number that grows with the distance: sorts "NV4" before "PIX" before "SYS". TopologyError: no such kind."""
-    general = "NV#" if _NVLINK_KIND.fullmatch(kind) else kind
-    if general not in _KINDS or kind == "NV#":
-        raise TopologyError(f"'{kind}' is no distance: expected {', '.join(_KINDS)}")
-    return _KINDS.index(general)
+    """A number that grows with the distance: sorts "NV4" before "PIX" before "SYS"."""
+    return _KINDS.index("NV#" if kind.startswith("NV") else kind)
 
 
-def check_number(count: int, most: int, what: str) -> None:
-    """Raise TopologyError where a source has more of something than a machine may have."""
-    if count > most:
-        raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have")
+def all_known(speeds: Iterable[float | None]) -> list[float]:
+    """The speeds; none of them where one is unknown, for then so is their sum, and the slowest."""
+    every = list(speeds)
+    known = [speed for speed in every if speed is not None]
+    return known if len(known) == len(every) else []
 
 
 def printable(text: str) -> str:

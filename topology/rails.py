@@ -11,9 +11,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind, PcieNode, farness, num_shared, paths_to_devices
+from isthmus.topology.machine import (
+    RDMA,
+    Gpu,
+    Link,
+    Machine,
+    Nic,
+    NicKind,
+    PcieNode,
+    all_known,
+    farness,
+    num_shared,
+    paths_to_devices,
+)
 
-_RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 #: A NIC slower than this share of the fastest one is for management: no rail runs over it.
 _LEAST_SHARE_OF_FASTEST = 0.5
 
@@ -46,9 +57,7 @@ class Rails:
     @property
     def speed_gbit_s(self) -> float | None:
         """A rank's speed out of its node while all ranks send: the slowest rail's, which all others wait for."""
-        speeds = [rail.speed_gbit_s for rail in self.rails]
-        known = [speed for speed in speeds if speed is not None]
-        return min(known) if known and len(known) == len(speeds) else None
+        return min(all_known(rail.speed_gbit_s for rail in self.rails), default=None)
 
 
 def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
@@ -72,7 +81,7 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
 
 def rail_nics(machine: Machine) -> list[Nic]:
     """NICs that rails can run over: those with RDMA, if any, and among these none that is far slower than the best."""
-    has_rdma = any(nic.kind in _RDMA for nic in machine.nics)
+    has_rdma = any(nic.kind in RDMA for nic in machine.nics)
     nics = [nic for nic in machine.nics if not (has_rdma and nic.kind is NicKind.ETHERNET)]
     least_gbit_s = _LEAST_SHARE_OF_FASTEST * max((nic.speed_gbit_s or 0 for nic in nics), default=0)
     return [nic for nic in nics if nic.speed_gbit_s is None or nic.speed_gbit_s >= least_gbit_s]
@@ -118,37 +127,25 @@ def _rails(machine: Machine, gpus: Sequence[Gpu], chosen: Sequence[Nic]) -> tupl
     """Return the rails over the NICs that ranks have chosen; gpus: theirs, or none."""
     sharing = Counter(chosen)
     links = [machine.link(gpu, nic) for gpu, nic in zip(gpus, chosen, strict=False)]
-    over_pcie = _pcie_shares(machine, links)
+    bounds = _pcie_bounds(machine, links) if gpus else [[]] * len(chosen)
     rails = []
     for rank, nic in enumerate(chosen):
         gpu, distance = (gpus[rank].id, links[rank].kind) if gpus else (None, None)
-        bounds = (links[rank].speed_gbit_s, over_pcie[rank]) if gpus else ()
-        speed_gbit_s = _least(_share(nic, sharing[nic]), *bounds)
+        speed_gbit_s = None if nic.speed_gbit_s is None else min([nic.speed_gbit_s / sharing[nic], *bounds[rank]])
         rails.append(Rail(rank, gpu, nic.id, distance, sharing[nic], speed_gbit_s))
     return tuple(rails)
 
 
-def _share(nic: Nic, num_sharing: int) -> float | None:
-    return None if nic.speed_gbit_s is None else nic.speed_gbit_s / num_sharing
-
-
-def _least(share: float | None, *bounds: float | None) -> float | None:
-    """Return the least of what is known; None where the NIC's share is not, whatever else is."""
-    return None if share is None else min([share, *(bound for bound in bounds if bound is not None)])
-
-
-def _pcie_shares(machine: Machine, links: Sequence[Link]) -> list[float | None]:
-    """Return what PCIe leaves each way if all are used at once: a link is divided among the ways that run over it."""
+def _pcie_bounds(machine: Machine, links: Sequence[Link]) -> list[list[float]]:
+    """Return what bounds each way: its own speed, and that of its PCIe links, divided among the ways over them."""
     path_to = paths_to_devices(machine.pcie)
     ways = [_between(path_to.get(link.a, ()), path_to.get(link.b, ())) for link in links]
     num_over = Counter(id(place) for way in ways for place in way)
-    return [
-        min(
-            (place.link_speed_gbit_s / num_over[id(place)] for place in way if place.link_speed_gbit_s is not None),
-            default=None,
-        )
-        for way in ways
-    ]
+    bounds = []
+    for link, way in zip(links, ways, strict=True):
+        speeds = [(link.speed_gbit_s, 1), *((place.link_speed_gbit_s, num_over[id(place)]) for place in way)]
+        bounds.append([speed / sharing for speed, sharing in speeds if speed is not None])
+    return bounds
 
 
 def _between(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> list[PcieNode]:

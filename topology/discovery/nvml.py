@@ -50,9 +50,7 @@ def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
     try:
         nvml: Any = library or import_module("pynvml")
         nvml.nvmlInit()
-    except ImportError:
-        return NvmlFacts(missing="the package nvidia-ml-py is not installed")
-    except Exception as error:  # pynvml makes its error classes when it is imported
+    except Exception as error:  # ImportError, or NVML's: pynvml makes its classes of errors when it is imported
         return NvmlFacts(missing=f"NVML: {error}")
     try:
         return _read_all(nvml)

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from isthmus.topology.discovery.sysfs import Facts, Interface, PciDevice, RdmaPort
-from isthmus.topology.machine import Nic, NicKind
-from isthmus.topology.places import UNNUMBERED
+from isthmus.topology.machine import RDMA, Nic, NicKind
+from isthmus.topology.tree import UNNUMBERED
 
 #: By the hardware type of an interface: ARPHRD_ETHER, ARPHRD_INFINIBAND; what is not known may be one.
 _KIND_OF = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND, None: NicKind.UNKNOWN}
-_RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 
 
 def find_nics(facts: Facts) -> tuple[list[Nic], list[str]]:
@@ -27,7 +26,7 @@ def find_nics(facts: Facts) -> tuple[list[Nic], list[str]]:
     nics = list(_verbs_nics(facts, device_at, left_out))
     nics += _interface_nics(facts, device_at, left_out)
     nics = _without_virtual_functions(nics, device_at)
-    nics.sort(key=lambda nic: (nic.kind not in _RDMA, _natural(nic.name or "")))
+    nics.sort(key=lambda nic: (nic.kind not in RDMA, _natural(nic.name or "")))
     nics = [replace(nic, index=index) for index, nic in enumerate(nics)]
     return nics, [f"left out: {', '.join(left_out)}"] if left_out else []
 

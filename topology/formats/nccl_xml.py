@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import combinations
 
 from isthmus.topology import pcie
-from isthmus.topology.distance import NvLinks, link_devices
 from isthmus.topology.formats.xml_text import Element, integer_of, text_of
-from isthmus.topology.machine import (
-    MOST_GBIT_S,
-    MOST_NUMA_NODES,
-    MOST_PCIE_LEVELS,
-    Gpu,
-    Machine,
-    Nic,
-    NumaNode,
-    PcieKind,
-    Socket,
-    TopologyError,
-)
-from isthmus.topology.places import UNNUMBERED, Place, number_devices
+from isthmus.topology.machine import Gpu, Link, Machine, Nic, NumaNode, PcieKind, Socket, TopologyError, all_known
+from isthmus.topology.tree import UNNUMBERED, Place, link_devices, number_devices
 
 #: NVLinks of one GPU; today's have 18.
-MOST_NVLINKS = 72
+_MOST_NVLINKS = 72
+_MOST_NUMA_NODES = 1024
+#: Places below each other in the PCIe tree. Real machines have up to six.
+_MOST_PCIE_LEVELS = 32
+#: More than any NIC has.
+_MOST_MBIT_S = 10**9
 #: Gbit/s in one direction of one NVLink, by compute capability (10 x major + minor). From NVIDIA's data sheets, which
 #: add both directions of all links: P100 4 links, 160 GB/s; V100 6, 300; A100 12, 600; A40 4, 112.5; H100 18, 900;
 #: B200 and B300 18, 1800.
@@ -69,11 +61,13 @@ class _Reader:
         self._switches: set[str] = set()
 
     def machine(self, name: str) -> Machine:
-        gpus, nics = number_devices(self._roots, self.notes)
+        gpus = number_devices(self._roots, Gpu, self.notes)
+        nics = number_devices(self._roots, Nic, self.notes)
         if not gpus and not nics:
             raise TopologyError("names neither a GPU nor a NIC")
         tree = tuple(place for root in self._roots if (place := root.finish()))
-        nvlinks = self._join(gpus)
+        self._switches -= {gpu.bus_id for gpu in gpus if gpu.bus_id}
+        links = link_devices(gpus, nics, tree, self._join, len(self._numa_nodes))
         if len(self._numa_nodes) > 1:
             self.notes.append("NCCL's files name NUMA nodes, not sockets: each NUMA node is taken for a socket")
         self.notes.append("NCCL's files name no host bridges: PHB stands for PHB and NODE")
@@ -86,33 +80,30 @@ class _Reader:
             numa_nodes=tuple(self._numa_nodes[index] for index in sorted(self._numa_nodes)),
             gpus=gpus,
             nics=nics,
-            links=link_devices(gpus, nics, tree, nvlinks, len(self._numa_nodes)),
+            links=links,
             pcie=tree,
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
-    def _join(self, gpus: tuple[Gpu, ...]) -> dict[tuple[int, int], NvLinks]:
-        """NVLinks between each two GPUs: those that name each other, and all that have links to switches.
+    def _join(self, a: Gpu, b: Gpu) -> Link | None:
+        """The NVLinks of two GPUs: those that name the other one, or as many as both have to switches.
 
-        Switches are taken for one fabric: two GPUs are joined by as many links as the one with fewer has to switches.
+        Switches are taken for one fabric.
         """
-        self._switches -= {gpu.bus_id for gpu in gpus if gpu.bus_id}
-        joined = {}
-        for a, b in combinations(gpus, 2):
-            of_a, of_b = (self._nvlinks.get(gpu.bus_id or "", Counter[str]()) for gpu in (a, b))
-            direct = [count for count in (of_a[b.bus_id or ""], of_b[a.bus_id or ""]) if count]
-            if len(set(direct)) > 1:
-                self.notes.append("two GPUs name different numbers of NVLinks between them: the fewer are taken")
-            to_switches = (sum(links[switch] for switch in self._switches) for links in (of_a, of_b))
-            if count := min(direct, default=0) or min(to_switches):
-                speeds = [self._nvlink_gbit_s.get(gpu.bus_id or "") for gpu in (a, b)]
-                known = [speed for speed in speeds if speed is not None]
-                joined[a.index, b.index] = NvLinks(count, min(known) * count if len(known) == 2 else None)
-        return joined
+        of_a, of_b = (self._nvlinks.get(gpu.bus_id or "", Counter[str]()) for gpu in (a, b))
+        direct = [count for count in (of_a[b.bus_id or ""], of_b[a.bus_id or ""]) if count]
+        if len(set(direct)) > 1:
+            self.notes.append("two GPUs name different numbers of NVLinks between them: the fewer are taken")
+        to_switches = (sum(links[switch] for switch in self._switches) for links in (of_a, of_b))
+        count = min(direct, default=0) or min(to_switches)
+        if not count:
+            return None
+        speeds = all_known(self._nvlink_gbit_s.get(gpu.bus_id or "") for gpu in (a, b))
+        return Link(a.id, b.id, f"NV{count}", min(speeds) * count if speeds else None)
 
     def read_cpu(self, cpu: Element) -> None:
         """Read a NUMA node with all that hangs from it."""
-        numa_node = integer_of(cpu, "numaid", -1, MOST_NUMA_NODES - 1)
+        numa_node = integer_of(cpu, "numaid", -1, _MOST_NUMA_NODES - 1)
         if numa_node in self._numa_nodes:
             raise TopologyError(f"NUMA node {numa_node} is given twice", line=cpu.line)
         if numa_node is None or numa_node < 0:
@@ -129,8 +120,8 @@ class _Reader:
     def _read_children(self, element: Element, place: Place, depth: int) -> None:
         for pci in element.all("pci"):
             try:
-                if depth > MOST_PCIE_LEVELS:
-                    raise TopologyError(f"PCIe devices nest more than {MOST_PCIE_LEVELS} deep")
+                if depth > _MOST_PCIE_LEVELS:
+                    raise TopologyError(f"PCIe devices nest more than {_MOST_PCIE_LEVELS} deep")
                 self._read_pci(pci, place, depth)
             except TopologyError as error:
                 raise error if error.line is not None else TopologyError(error.what, line=pci.line) from None
@@ -143,7 +134,7 @@ class _Reader:
         class_code, vendor = _class_code(pci), integer_of(pci, "vendor", 0, 0xFFFF)
         speed_gbit_s = pcie.link_speed_gbit_s((text_of(pci, "link_speed") or "", text_of(pci, "link_width") or ""))
         place = Place(PcieKind.SWITCH, bus_id, speed_gbit_s)
-        gpu, nic = pci.first("gpu"), pci.first("nic")
+        gpu, nic = (next(iter(pci.all(tag)), None) for tag in ("gpu", "nic"))
         if gpu is not None or (class_code is not None and pcie.is_gpu(class_code, vendor)):
             place.kind, place.devices = PcieKind.GPU, [self._gpu(pci, gpu, bus_id, vendor)]
         elif nic is not None or (class_code is not None and pcie.is_nic(class_code)):
@@ -174,12 +165,12 @@ class _Reader:
         target = _HIDDEN if text.lower().startswith(_HIDDEN) else pcie.bus_id(text)
         if target == bus_id:
             raise TopologyError(f"<nvlink> of {bus_id} leads to itself", line=nvlink.line)
-        count = integer_of(nvlink, "count", 1, MOST_NVLINKS)
+        count = integer_of(nvlink, "count", 1, _MOST_NVLINKS)
         if target_class == _POWER_CPU_CLASS:
             return
         links[target] += 1 if count is None else count
-        if links.total() > MOST_NVLINKS:
-            raise TopologyError(f"{bus_id} has more than {MOST_NVLINKS} NVLinks", line=nvlink.line)
+        if links.total() > _MOST_NVLINKS:
+            raise TopologyError(f"{bus_id} has more than {_MOST_NVLINKS} NVLinks", line=nvlink.line)
         if not target_class.startswith(_GPU_CLASSES):  # one that has no class may be a GPU of the file still
             self._switches.add(target)
 
@@ -188,7 +179,7 @@ def _nets(nic: Element, bus_id: str | None, class_code: int | None, vendor: int 
     nics = []
     for net in nic.all("net"):
         name, index = text_of(net, "name"), integer_of(net, "dev", 0, _MOST_INDEX)
-        mbit_s = integer_of(net, "speed", -(10**9), int(MOST_GBIT_S) * 1000) or 0
+        mbit_s = integer_of(net, "speed", -_MOST_MBIT_S, _MOST_MBIT_S) or 0
         # NCCL names sockets after interfaces (eth0, ens5), and devices of verbs or plugins otherwise (mlx5_0).
         speaks_verbs = name is None or not name.startswith(("eth", "en", "bond", "ib"))
         kind = pcie.nic_kind(class_code, vendor, name, speaks_verbs)

@@ -23,10 +23,6 @@ class Element:
         """Its children of that name."""
         return [child for child in self.children if child.tag == tag]
 
-    def first(self, tag: str) -> Element | None:
-        """Its first child of that name."""
-        return next(iter(self.all(tag)), None)
-
 
 def parse_xml(text: str) -> Element:
     """The root. TopologyError: this is no well-formed XML, or it declares entities."""
@@ -41,14 +37,15 @@ def parse_xml(text: str) -> Element:
         open_elements[-1].children.append(element)
         open_elements.append(element)
 
-    def end(_: str) -> None:
-        open_elements.pop()
-
     def refuse_entity(*_: Any) -> None:
         line = lines_before + parser.CurrentLineNumber
         raise TopologyError("declares XML entities, which descriptions of machines do not need", line=line)
 
-    parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = start, end, refuse_entity
+    parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = (
+        start,
+        lambda _: open_elements.pop(),
+        refuse_entity,
+    )
     try:
         parser.Parse(begin.encode(), True)
     except expat.ExpatError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from isthmus.topology.machine import (
@@ -43,7 +41,6 @@ def test_distances_hold_in_both_directions() -> None:
     assert machine.distance(machine.gpus[1], "GPU0") == "NV4" == machine.distance("GPU0", "GPU1")
     assert machine.distance("NIC0", machine.gpus[0]) == "PIX"
     assert machine.distance("NIC0", "NIC0") == "X"
-    assert machine.link("GPU1", "GPU0").is_nvlink and not machine.link("GPU1", "NIC0").is_nvlink
     for unknown in ("GPU2", "nothing"):
         with pytest.raises(KeyError):
             machine.distance("GPU0", unknown)
@@ -55,17 +52,6 @@ def test_farness_sorts_from_near_to_far() -> None:
     kinds = ["SYS", "NODE", "PHB", "PXB", "PIX", "NV18", "X"]
     assert sorted(kinds, key=farness) == kinds[::-1]
     assert farness("NV1") == farness("NV18")
-    for wrong in ("NV0", "NV", "NV#", "nv4", "SOC", ""):
-        with pytest.raises(TopologyError):
-            farness(wrong)
-
-
-def test_json_has_plain_values_alone() -> None:
-    values = json.loads(json.dumps(small_machine().to_json()))
-    assert values["nics"][0]["kind"] == "roce"
-    assert values["pcie"][0]["children"][0]["children"][0]["devices"] == ["GPU0"]
-    assert {"gpus", "nics", "links", "sockets"} <= set(values)
-    assert Machine("nothing", "by hand").device_ids == ()
 
 
 def test_an_error_names_file_and_line() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.topology.formats.read import parse_machine
-from isthmus.topology.machine import MOST_GPUS, Machine, NicKind, TopologyError
+from isthmus.topology.machine import Machine, NicKind, TopologyError
+from isthmus.topology.tree import MOST_DEVICES
 from machines import checks
 
 GPU = '<pci busid="0000:0{n}:00.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>'
@@ -201,7 +202,7 @@ def nested(levels: int) -> str:
         (in_cpu('<nic><net speed="9999999999"/></nic>'), 3, "speed='99999"),
         (in_cpu("", "zero"), 2, "numaid='zero'"),
         (in_cpu("") + in_cpu(""), 4, "NUMA node 0 is given twice"),
-        (many_gpus(MOST_GPUS + 1), None, f"has {MOST_GPUS + 1} GPUs, more than the {MOST_GPUS}"),
+        (many_gpus(MOST_DEVICES + 1), None, f"has {MOST_DEVICES + 1} GPUs, more than the {MOST_DEVICES}"),
         (nested(31), 3, "nest more than 32 deep"),
         (in_cpu("<pci>" * 100_000 + "</pci>" * 100_000), 3, "'' is no PCI bus id"),
         ("<cpu>" * 100_000 + "</cpu>" * 100_000, None, "names neither a GPU nor a NIC"),
@@ -215,7 +216,7 @@ def test_errors_name_their_line(body: str, line: int | None, what: str) -> None:
 
 
 def test_the_limits_themselves_are_read() -> None:
-    assert len(parse(many_gpus(MOST_GPUS)).gpus) == MOST_GPUS
+    assert len(parse(many_gpus(MOST_DEVICES)).gpus) == MOST_DEVICES
     machine = parse(nested(30), 'version="2"')  # RCCL; a host bridge, switches, and the GPU: 32 places
     checks.check(machine)
     with pytest.raises(TopologyError, match="version='3': expected an integer from 1 to 2"):

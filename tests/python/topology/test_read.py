@@ -33,8 +33,7 @@ def test_a_declaration_of_another_encoding_and_comments_are_ignored() -> None:
 def refused(path: Path) -> TopologyError:
     with pytest.raises(TopologyError) as caught:
         read_machine(path)
-    assert caught.value.file == str(path)
-    assert str(path) in str(caught.value)
+    assert str(caught.value).startswith(str(path))
     return caught.value
 
 
