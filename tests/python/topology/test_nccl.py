@@ -120,10 +120,13 @@ def test_nics_with_several_ports_and_without_pcie() -> None:
         ('class="0x020000" vendor="0x1ae0"', 'name="eth0"', NicKind.ETHERNET),
         ('class="0x028000"', 'name="wlP9s9"', NicKind.UNKNOWN),
         ("", 'name="bnxt_re0"', NicKind.ROCE),
+        ('class="0x020700"', None, NicKind.INFINIBAND),  # as clouds write them by hand: no <nic>
+        ('class="0x020000"', None, NicKind.ETHERNET),
     ],
 )
-def test_protocols_of_nics(pci: str, net: str, kind: NicKind) -> None:
-    machine = parse(in_cpu(f'<pci busid="0000:01:00.0" {pci}><nic><net {net} speed="1000"/></nic></pci>'))
+def test_protocols_of_nics(pci: str, net: str | None, kind: NicKind) -> None:
+    nic = "" if net is None else f'<nic><net {net} speed="1000"/></nic>'
+    machine = parse(in_cpu(f'<pci busid="0000:01:00.0" {pci}>{nic}</pci>'))
     assert machine.nics[0].kind is kind
 
 
