@@ -6,12 +6,11 @@ import re
 
 from isthmus.topology.machine import NicKind, TopologyError
 
-#: Beyond the fastest generation that is planned (7: 128 GT/s) and the widest link (32 lanes).
-MOST_GT_S = 128.0
-MOST_LANES = 32
+#: The fastest generation that is planned (7), and the widest link.
+_MOST_GT_S, _MOST_LANES = 128.0, 32
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
-_NVIDIA, _AMD, _AMAZON = 0x10DE, 0x1002, 0x1D0F
+_NVIDIA, _AMD, AMAZON = 0x10DE, 0x1002, 0x1D0F
 #: By PCI device id, from the public list of PCI ids.
 _NVIDIA_MODELS = {
     0x15F9: "Tesla P100-SXM2-16GB",
@@ -28,15 +27,13 @@ _NVIDIA_MODELS = {
     0x2901: "NVIDIA B200",
     0x2941: "NVIDIA GB200",
 }
-_NAMED_AFTER_KIND = (
-    ("rocep", NicKind.ROCE),
-    ("bnxt_re", NicKind.ROCE),
-    ("ibp", NicKind.INFINIBAND),
-    ("rdmap", NicKind.EFA),
-    ("efa", NicKind.EFA),
-    ("eth", NicKind.ETHERNET),
-    ("en", NicKind.ETHERNET),
-)
+#: What names of devices begin with.
+_NAMES = {
+    NicKind.ROCE: ("rocep", "bnxt_re"),
+    NicKind.INFINIBAND: ("ibp",),
+    NicKind.EFA: ("rdmap", "efa"),
+    NicKind.ETHERNET: ("eth", "en"),
+}
 
 
 def bus_id(text: str) -> str:
@@ -48,22 +45,20 @@ def bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or 0}"
 
 
-def _lane_gbit_s(gt_s: float) -> float:
-    """What one lane carries: 8b/10b encoding up to generation 2, 128b/130b up to 5, flow control units from 6 on."""
-    if gt_s <= 5:
-        return gt_s * 8 / 10
-    return gt_s * 128 / 130 if gt_s < 64 else gt_s * 242 / 256
-
-
 def link_speed_gbit_s(*ends: tuple[str, str]) -> float | None:
     """The speed of a link in one direction, which both ends support; if one end's is unknown, the other's.
 
     ends: speed and width, as sysfs and NCCL have them: "16.0 GT/s PCIe", "8 GT/s"; "16". Whatever is no such number,
     as "Unknown" and 255 lanes, is unknown. None: the link's is.
     """
-    gt_s = [value for speed, _ in ends if (value := _number(speed, MOST_GT_S))]
-    lanes = [value for _, width in ends if (value := _number(width, MOST_LANES))]
-    return round(_lane_gbit_s(min(gt_s)) * min(lanes), 3) if gt_s and lanes else None
+    speeds = [value for speed, _ in ends if (value := _number(speed, _MOST_GT_S))]
+    lanes = [value for _, width in ends if (value := _number(width, _MOST_LANES))]
+    if not speeds or not lanes:
+        return None
+    gt_s = min(speeds)
+    # 8b/10b encoding up to generation 2, 128b/130b up to 5, flow control units from 6 on.
+    lane_gbit_s = gt_s * 8 / 10 if gt_s <= 5 else gt_s * 128 / 130 if gt_s < 64 else gt_s * 242 / 256
+    return round(lane_gbit_s * min(lanes), 3)
 
 
 def _number(text: str, most: float) -> float | None:
@@ -90,13 +85,11 @@ def is_nic(class_code: int) -> bool:
 
 def nic_kind(class_code: int | None, vendor: int | None, name: str | None, speaks_verbs: bool) -> NicKind:
     """The protocol of a NIC, from its class, its maker, and the name of its device."""
-    if vendor == _AMAZON:
+    if vendor == AMAZON:
         return NicKind.EFA if speaks_verbs or name is None else NicKind.ETHERNET
     if class_code == 0x0207:
         return NicKind.INFINIBAND
-    named = next((kind for start, kind in _NAMED_AFTER_KIND if name and name.startswith(start)), NicKind.UNKNOWN)
-    if named is not NicKind.UNKNOWN or class_code is None:
-        return named
-    if class_code == 0x0200:
+    named = next((kind for kind, starts in _NAMES.items() if name and name.startswith(starts)), NicKind.UNKNOWN)
+    if named is NicKind.UNKNOWN and class_code == 0x0200:
         return NicKind.ROCE if speaks_verbs else NicKind.ETHERNET
-    return NicKind.UNKNOWN
+    return named

@@ -1,8 +1,6 @@
 """Processors, PCIe devices and network adapters as Linux reports them under /sys and /proc.
 
-Reads plain facts, one dataclass a kind; `discover` makes a machine of them. Any attribute may be missing, unreadable
-(an interface that is down refuses `speed`) or nonsense: it is None then. The roots are parameters, so that tests run
-on made-up trees.
+Any attribute may be missing, unreadable (an interface that is down refuses `speed`) or nonsense: it is None then.
 """
 
 from __future__ import annotations
@@ -15,9 +13,6 @@ from pathlib import Path
 
 from isthmus.topology import pcie
 from isthmus.topology.machine import NumaNode, Socket, printable
-
-_AMAZON = 0x1D0F
-_EFA_DEVICES = range(0xEFA0, 0xEFB0)
 
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})")
@@ -55,34 +50,13 @@ class PciDevice:
     link_gbit_s: float | None
     physical_function: str | None
 
-    @property
-    def is_network_adapter(self) -> bool:
-        """Whether its class is that of network controllers, InfiniBand's included, or it is an EFA."""
-        return pcie.is_nic(self.class_code) or self.is_efa
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether it computes: the picture of a server's console comes from another chip."""
-        return pcie.is_gpu(self.class_code, self.vendor or 0)
-
-    @property
-    def is_efa(self) -> bool:
-        """Whether it is an Elastic Fabric Adapter of Amazon."""
-        return self.vendor == _AMAZON and self.device in _EFA_DEVICES
-
-    @property
-    def adapter(self) -> str:
-        """Its bus id without the function: the functions of one adapter share it."""
-        return self.bus_id.rpartition(".")[0]
-
 
 @dataclass(frozen=True)
 class Interface:
     """A network interface. bus_id: of the PCI function that it belongs to; None: none.
 
-    is_virtual: made by the kernel alone (lo, docker0, veth, a bond, a VLAN). is_usb: hangs from a USB port.
-    lower: interfaces that it stands on. is_down: administratively or for want of a cable. is_representor: the end of
-    a virtual function's wire in the adapter's own switch. port: counts from 0.
+    is_virtual: made by the kernel alone (lo, docker0, veth, a bond, a VLAN). is_representor: the end of a virtual
+    function's wire in the adapter's own switch. port: counts from 0. lower: interfaces that it stands on.
     """
 
     name: str
@@ -211,12 +185,20 @@ def _pci_path(path: Path) -> tuple[str | None, tuple[str, ...]]:
     return bridge, tuple(part for part in parts if _BUS_ID.fullmatch(part))
 
 
+def _function_of(path: Path) -> str | None:
+    """Return the bus id of the PCI function that something belongs to."""
+    _, way = _pci_path(path)
+    return way[-1] if way else None
+
+
 def _pci_devices(folder: Path) -> Iterator[PciDevice]:
     for path in _children(folder):
         if not _BUS_ID.fullmatch(path.name):
             continue
         bridge, way = _pci_path(path)
         ancestors = tuple(bus_id for bus_id in way if bus_id != path.name)
+        both = (path, *(folder / port for port in ancestors[-1:]))
+        ends = [(_read(end / "max_link_speed") or "", _read(end / "max_link_width") or "") for end in both]
         yield PciDevice(
             bus_id=path.name,
             host_bridge=bridge,
@@ -225,31 +207,19 @@ def _pci_devices(folder: Path) -> Iterator[PciDevice]:
             vendor=_read_number(path / "vendor", 16),
             device=_read_number(path / "device", 16),
             numa_node=_read_index(path / "numa_node"),
-            link_gbit_s=pcie.link_speed_gbit_s(*map(_link_end, (path, *(folder / port for port in ancestors[-1:])))),
-            physical_function=_link_name(path / "physfn"),
+            link_gbit_s=pcie.link_speed_gbit_s(*ends),
+            physical_function=_function_of(path / "physfn"),
         )
-
-
-def _link_end(device: Path) -> tuple[str, str]:
-    return _read(device / "max_link_speed") or "", _read(device / "max_link_width") or ""
-
-
-def _link_name(link: Path) -> str | None:
-    try:
-        return link.readlink().name
-    except OSError:
-        return None
 
 
 def _interfaces(folder: Path) -> Iterator[Interface]:
     for path in _children(folder):
         if not path.is_dir():  # bonding_masters is a file
             continue
-        _, way = _pci_path(path)
         parts = path.resolve().parts
         yield Interface(
             name=printable(path.name),
-            bus_id=way[-1] if way else None,
+            bus_id=_function_of(path),
             is_virtual=("devices", "virtual") in pairwise(parts),
             is_representor=bool(_REPRESENTOR.match(_read(path / "phys_port_name") or "")),
             is_usb=any(part.startswith("usb") for part in parts),
@@ -265,13 +235,12 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
 
 def _rdma_ports(folder: Path) -> Iterator[RdmaPort]:
     for device in _children(folder):
-        _, way = _pci_path(device)
         for number, port in sorted(_numbered(device / "ports", "")):
             state = _read(port / "state")
             yield RdmaPort(
                 device=printable(device.name),
                 port=number,
-                bus_id=way[-1] if way else None,
+                bus_id=_function_of(device),
                 link_layer=_read(port / "link_layer"),
                 speed_gbit_s=_port_gbit_s(port / "rate"),
                 is_down=state is not None and "ACTIVE" not in state,

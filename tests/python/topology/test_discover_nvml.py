@@ -52,6 +52,14 @@ def test_nvlinks_through_switches_join_every_pair(tmp_path):
     assert node.distance("GPU0", "NIC0") == "PIX"
 
 
+def test_two_gpus_have_as_many_links_through_switches_as_the_one_with_fewer(machine):
+    buses = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]
+    for bus_id in buses:
+        machine.gpu(bus_id, "pci0000:00")
+    node = found(machine, facts_of(*map(switched, buses, (12, 8, 0))))
+    assert [link.kind for link in node.links] == ["NV8", "PHB", "PHB"]
+
+
 def test_direct_nvlinks_of_unequal_width(machine):
     buses = ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]
     for bus_id in buses:
