@@ -114,10 +114,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class Link:
-    """The best path between two devices.
+    """The best path between two devices. kind: how far they are apart, as in docs/topology.md.
 
-    kind: "NV12" (12 bonded NVLinks, direct or through switches), "PIX" (at most one PCIe switch), "PXB" (several),
-    "PHB" (through a host bridge), "NODE" (between host bridges of a NUMA node), "SYS" (between NUMA nodes).
     speed_gbit_s: of all its NVLinks, or of the slowest PCIe link on the way; None where a part of the way is unknown.
     """
 
@@ -151,11 +149,10 @@ class PcieNode:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. Readers make it; `links` holds each pair of devices once, GPUs before NICs, by rising index.
+    """A machine. source: where the description came from ("nccl xml", "discovery").
 
-    source: where the description came from ("nccl xml", "discovery").
-    pcie: a tree for each host bridge; empty where the source has none.
-    notes: what was assumed, one sentence each, for people.
+    links: each pair of devices once, GPUs before NICs, by rising index. pcie: a tree for each host bridge; empty where
+    the source has none. notes: what was assumed, one sentence each, for people.
     """
 
     name: str

@@ -26,13 +26,7 @@ _MOST_RANKS = 1 << 20
 _MOST_NAMED = 16
 _STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 #: What people call the kinds.
-_NIC_KINDS = {
-    NicKind.INFINIBAND: "InfiniBand",
-    NicKind.ROCE: "RoCE",
-    NicKind.ETHERNET: "Ethernet",
-    NicKind.EFA: "EFA",
-    NicKind.UNKNOWN: "",
-}
+_KINDS = {NicKind.INFINIBAND: "InfiniBand", NicKind.ROCE: "RoCE", NicKind.ETHERNET: "Ethernet", NicKind.EFA: "EFA"}
 _LEGEND = (
     "NV#: # NVLinks   PIX: one PCIe switch   PXB: several   PHB: one host bridge   "
     "NODE: host bridges of a NUMA node   SYS: NUMA nodes"
@@ -91,31 +85,25 @@ def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
 
 def print_overview(view: Overview, console: Console) -> None:
     """Print everything. Lines of the matrix run on beyond the console's width rather than break."""
-    machine = view.machine
-    console.print(Text.assemble((machine.name, "bold"), f"  (from {machine.source})"), soft_wrap=True)
-    for sentence in _summary(machine):
-        console.print(Text(f"  {sentence}"), soft_wrap=True)
-    console.print()
-    console.print(_tree(machine))
+    for part in _parts(view):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _parts(view: Overview) -> Iterator[Text | Tree | Table]:
+    machine, blank = view.machine, Text()
+    yield Text.assemble((machine.name, "bold"), f"  (from {machine.source})")
+    yield from (Text(f"  {sentence}") for sentence in _summary(machine))
+    yield from (blank, _tree(machine))
     if len(machine.device_ids) > 1:
-        console.print()
-        for line in _matrix(machine):
-            console.print(line, soft_wrap=True)
-        console.print(Text(_LEGEND, "dim"), soft_wrap=True)
+        yield from (blank, *_matrix(machine), Text(_LEGEND, "dim"))
     if view.rails.rails:
-        console.print()
-        console.print(_rails_table(machine, view.rails))
         speed = view.rails.speed_gbit_s
         told = "speed unknown" if speed is None else f"{_gbit_s(speed)}, the slowest rail's"
-        console.print(Text(f"A rank's way out of its node: {told}"), soft_wrap=True)
+        yield from (blank, _rails_table(machine, view.rails), Text(f"A rank's way out of its node: {told}"))
     if view.nodes:
-        console.print()
-        for line in _node_lines(view):
-            console.print(line, soft_wrap=True, highlight=False)
+        yield from (blank, *_node_lines(view))
     if view.notes:
-        console.print(Text("\nNotes", "bold"))
-        for note in view.notes:
-            console.print(Text(f"- {note}"), soft_wrap=True)
+        yield from (blank, Text("Notes", "bold"), *(Text(f"- {note}") for note in view.notes))
 
 
 def _gbit_s(speed: float | None) -> str:
@@ -132,7 +120,7 @@ def _describe(device: Gpu | Nic) -> str:
         fabric = f"NVLink domain {device.fabric.cluster}, clique {device.fabric.clique}" if device.fabric else ""
         return _line(device.id, device.model, device.bus_id, fabric)
     speed = _gbit_s(device.speed_gbit_s) or "speed unknown"
-    return _line(device.id, device.name, _NIC_KINDS[device.kind], speed, device.bus_id)
+    return _line(device.id, device.name, _KINDS.get(device.kind), speed, device.bus_id)
 
 
 def _count(names: Iterable[str]) -> str:
@@ -146,7 +134,7 @@ def _summary(machine: Machine) -> Iterator[str]:
     if numa:
         yield f"{numa} NUMA node{'s' if numa > 1 else ''}"
     yield _count(gpu.model or "GPU" for gpu in machine.gpus) or "no GPU"
-    nics = (f"{_NIC_KINDS[nic.kind]} {_gbit_s(nic.speed_gbit_s)}".strip() or "NIC" for nic in machine.nics)
+    nics = (f"{_KINDS.get(nic.kind, '')} {_gbit_s(nic.speed_gbit_s)}".strip() or "NIC" for nic in machine.nics)
     yield _count(nics) or "no NIC"
     pairs = [machine.link(a, b) for a, b in combinations(machine.gpus, 2)]
     joined = [link for link in pairs if link.kind.startswith("NV")]

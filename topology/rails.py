@@ -1,9 +1,4 @@
-"""Rails: the NIC that the rank with local index l of each node uses, and its speed out of the node.
-
-The GPU with local index l pairs with its nearest NIC. Where several NICs are equally near, ranks spread over them;
-where there are fewer NICs than ranks, ranks share one and divide its speed. Where it is as good, and without GPUs,
-rank l of L takes NIC l*n//L of n.
-"""
+"""Rails: which NIC each local index should use, and its speed out of the node, by the rules of docs/topology.md."""
 
 from __future__ import annotations
 
@@ -34,9 +29,8 @@ class Rail:
     """The ranks with this local index, and the NIC that they should use.
 
     gpu, distance: the rank's GPU, and how far the NIC is from it; None without one. num_sharing: ranks of the node that
-    use this NIC, this one included. speed_gbit_s: at most, while all ranks send and receive: the NIC's speed or that of
-    a PCIe link on the way, divided evenly among the ranks that share it. What joins sockets is not counted. None: the
-    NIC's is unknown.
+    use this NIC, this one included. speed_gbit_s: at most, while all ranks send and receive; None: the NIC's is
+    unknown.
     """
 
     local_index: int
@@ -76,7 +70,14 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
     num_counted = min(num_ranks, len(nics))
     counted = [nics[rank * num_counted // num_ranks] for rank in range(num_ranks)]
     rails = _rails(machine, gpus, _spread(machine, gpus, nics, counted) if gpus else counted)
-    return Rails(rails, _notes(machine, rails, nics))
+    notes = []
+    if slow := [nic.name or nic.id for nic in machine.nics if nic not in nics]:
+        notes.append(f"no rail runs over {', '.join(slow)}: others are faster, or speak RDMA")
+    if not machine.gpus:
+        notes.append("no GPU: ranks take NICs by order")
+    if any(rail.speed_gbit_s is None for rail in rails):
+        notes.append("the speed of a rail's NIC is unknown: measure it, or give it")
+    return Rails(rails, tuple(notes))
 
 
 def rail_nics(machine: Machine) -> list[Nic]:
@@ -94,12 +95,9 @@ def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic], counted:
     order shares less.
     """
     choices = {gpu.index: _nearest(machine, gpu, nics) for gpu in gpus}
-    load: Counter[Nic] = Counter()
     chosen: dict[int, Nic] = {}
     for gpu in sorted(gpus, key=lambda gpu: (len(choices[gpu.index]), gpu.index)):
-        nic = _roomiest(choices[gpu.index], load)
-        chosen[gpu.index] = nic
-        load[nic] += 1
+        chosen[gpu.index] = _roomiest(choices[gpu.index], Counter(chosen.values()))
     spread = [chosen[gpu.index] for gpu in gpus]
     all_near = all(nic in choices[gpu.index] for gpu, nic in zip(gpus, counted, strict=True))
     return list(counted) if all_near and _least_share(counted) >= _least_share(spread) else spread
@@ -160,15 +158,3 @@ def _between(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> list[PcieNode]:
         for level, place in enumerate(path)
         if level >= max(shared, 1) and (level == 1 or place.devices)
     ]
-
-
-def _notes(machine: Machine, rails: Sequence[Rail], nics: Sequence[Nic]) -> tuple[str, ...]:
-    notes = []
-    slow = [nic.name or nic.id for nic in machine.nics if nic not in nics]
-    if slow:
-        notes.append(f"no rail runs over {', '.join(slow)}: others are faster, or speak RDMA")
-    if not machine.gpus:
-        notes.append("no GPU: ranks take NICs by order")
-    if any(rail.speed_gbit_s is None for rail in rails):
-        notes.append("the speed of a rail's NIC is unknown: measure it, or give it")
-    return tuple(notes)
