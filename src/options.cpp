@@ -18,8 +18,6 @@
 namespace isthmus {
 namespace {
 
-constexpr int64_t kMaxSegments = 64;
-
 bool are_patterns(const std::string& text) {
   const std::vector<std::string> patterns = split_patterns(text);
   return std::none_of(patterns.begin(), patterns.end(),
@@ -66,55 +64,47 @@ std::vector<OptionField> codec_rows() {
 
 // The rows before those of codecs.
 std::vector<OptionField> first_rows() {
-  const std::vector<std::string> codecs = codec_names();
-  static const std::string one_of_codecs = listed(codecs);
   return {
-      rows::text_field("nodes", "ISTHMUS_NODES", &Options::nodes,
-                       "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
+      rows::text_field("nodes", &Options::nodes, "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
                        "Which ranks share a node; empty: found from the launcher, or the machine.",
                        [](const std::string&) { return true; }),  // NodeMap::parse decides: the world's size is unknown
-      rows::choice_field("codec", "ISTHMUS_CODEC", &Options::codec, codecs, one_of_codecs.c_str(),
+      rows::choice_field("codec", &Options::codec, codec_names(),
                          "What compresses the gradients that cross between nodes."),
-      rows::choice_field("tiers", "ISTHMUS_TIERS", &Options::tiers, {"two", "flat"}, "two or flat",
+      rows::choice_field("tiers", &Options::tiers, {"two", "flat"},
                          "two: plain inside a node, compressed between nodes; flat: the single-tier baseline."),
-      rows::choice_field("inter_tier", "ISTHMUS_INTER_TIER", &Options::inter_tier, {"gloo", "mpi"}, "gloo or mpi",
+      rows::choice_field("inter_tier", &Options::inter_tier, {"gloo", "mpi"},
                          "What carries packets between nodes; mpi: in a job that mpiexec started."),
   };
 }
 
 // The rows after those of codecs.
 std::vector<OptionField> last_rows() {
-  using rows::kNoUpperBound;
   return {
-      used_by_lossy(rows::count_field("dense_steps", "ISTHMUS_DENSE_STEPS", &Options::dense_steps, 0, kNoUpperBound,
-                                      "a whole number, 0 or more", "The first reductions of a unit that stay exact.")),
-      rows::count_field("segments", "ISTHMUS_SEGMENTS", &Options::segments, 0, kMaxSegments, "0 to 64",
-                        "Parts of a piece, each encoded while the one before crosses; 0: chosen from its size."),
-      used_by_lossy(rows::count_field("error_interval", "ISTHMUS_ERROR_INTERVAL", &Options::error_interval, 0,
-                                      kNoUpperBound, "a whole number, 0 or more",
+      used_by_lossy(rows::count_field("dense_steps", &Options::dense_steps, 0,
+                                      "The first reductions of a unit that stay exact.")),
+      rows::number_field("segments", &Options::segments, "0 to 64",
+                         "Parts of a piece, each encoded while the one before crosses; 0: chosen from its size.",
+                         [](int64_t value) { return value >= 0 && value <= 64; }),
+      used_by_lossy(rows::count_field("error_interval", &Options::error_interval, 0,
                                       "Reductions of a unit between measurements of its codec's error; 0: none.")),
-      rows::text_field("units", "ISTHMUS_UNITS", &Options::units,
-                       "comma-separated globs, \"!\" excludes (\"*,!*attn*\")", "Which units are compressed, by name.",
-                       are_patterns),
+      rows::text_field("units", &Options::units, "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
+                       "Which units are compressed, by name.", are_patterns),
       rows::choice_field(
-          "gradients", "ISTHMUS_GRADIENTS", &Options::gradients, {"labelled", "backward"}, "labelled or backward",
+          "gradients", &Options::gradients, {"labelled", "backward"},
           "labelled: only reductions that FSDP labels or isthmus.prepare tagged are gradients; backward: every "
           "floating-point reduction in a backward pass is."),
-      rows::count_field("min_elements", "ISTHMUS_MIN_ELEMENTS", &Options::min_elements, 0, kNoUpperBound,
-                        "a whole number, 0 or more",
+      rows::count_field("min_elements", &Options::min_elements, 0,
                         "Smaller inputs, in elements of the whole collective, are reduced and gathered plainly."),
       rows::choice_field(
-          "weights", "ISTHMUS_WEIGHTS", &Options::weights, {"plain", "delta"}, "plain or delta",
+          "weights", &Options::weights, {"plain", "delta"},
           "delta: gathers of parameters cross between nodes as bit-exact differences to the gather before."),
-      rows::count_field("replica_interval", "ISTHMUS_REPLICA_INTERVAL", &Options::replica_interval, 0, kNoUpperBound,
-                        "a whole number, 0 or more",
+      rows::count_field("replica_interval", &Options::replica_interval, 0,
                         "Gathers of a unit, with weights=delta, between comparisons of what ranks hold; 0: none."),
-      rows::count_field("max_units", "ISTHMUS_MAX_UNITS", &Options::max_units, 1, kNoUpperBound,
-                        "a whole number, 1 or more", "Units whose state is kept; further ones are exact, and counted."),
-      rows::switch_field("device_timings", "ISTHMUS_DEVICE_TIMINGS", &Options::device_timings,
-                         "On a GPU: time each phase, by events around it."),
-      rows::choice_field("log", "ISTHMUS_LOG", &Options::log, {"debug", "info", "warning", "error"},
-                         "debug, info, warning or error", "The least severe message that is logged."),
+      rows::count_field("max_units", &Options::max_units, 1,
+                        "Units whose state is kept; further ones are exact, and counted."),
+      rows::switch_field("device_timings", &Options::device_timings, "On a GPU: time each phase, by events around it."),
+      rows::choice_field("log", &Options::log, {"debug", "info", "warning", "error"},
+                         "The least severe message that is logged."),
   };
 }
 
@@ -145,8 +135,8 @@ bool holds(const Options& options, const std::string& setting) {
 }
 
 // Null where the variable is not set or empty.
-const char* environment_value(const char* variable) {
-  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
+const char* environment_value(const std::string& variable) {
+  const char* value = std::getenv(variable.c_str());  // NOLINT(concurrency-mt-unsafe): nothing here writes it
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
@@ -206,14 +196,14 @@ std::string OptionField::users_text() const {
   for (const OptionUser& user : users) {
     texts.push_back(user.codec + (*user.only == '\0' ? "" : detail::concatenate(" with ", user.only)));
   }
-  return listed(texts);
+  return rows::listed(texts);
 }
 
 bool OptionField::is_in_environment() const { return environment_value(environment) != nullptr; }
 
 Options Options::from_environment() {
   for (const RemovedOption& removed : removed_options()) {
-    const bool is_set = *removed.value == '\0' && environment_value(removed.environment().c_str()) != nullptr;
+    const bool is_set = *removed.value == '\0' && environment_value(removed.environment()) != nullptr;
     ISTHMUS_CHECK(OptionError, !is_set, "environment variable ", removed.environment(), ": option ", removed.name,
                   " is gone: ", removed.instead);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/option_rows.h"
 #include "codec/none/type.h"
 #include "codec/quant/type.h"
 #include "codec/tagc/type.h"
@@ -45,7 +46,8 @@ const CodecType* codec_or_null(CodecId id) {
 
 const CodecType& find_codec(const std::string& name) {
   const CodecType* type = codec_or_null(name);
-  ISTHMUS_CHECK(OptionError, type != nullptr, "codec \"", name, "\" is unknown: expected ", listed(codec_names()));
+  ISTHMUS_CHECK(OptionError, type != nullptr, "codec \"", name, "\" is unknown: expected ",
+                rows::listed(codec_names()));
   return *type;
 }
 
@@ -66,14 +68,6 @@ std::vector<std::string> codec_names() {
 const char* to_string(CodecId id) {
   const CodecType* type = codec_or_null(id);
   return type == nullptr ? "unknown" : type->name;
-}
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
-  }
-  return text;
 }
 
 void register_codec(const CodecType& type) {

@@ -59,10 +59,10 @@ struct OptionUser {
 struct OptionField {
   using Member = std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*>;
 
-  const char* name = nullptr;         // of the field and the Python keyword
-  const char* environment = nullptr;  // variable
-  const char* range = nullptr;        // for people
-  const char* help = nullptr;         // one sentence
+  const char* name = nullptr;    // of the field and the Python keyword
+  std::string environment = {};  // variable
+  std::string range = {};        // for people
+  const char* help = nullptr;    // one sentence
   Member member = {};
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
   std::vector<OptionUser> users = {};                          // empty: every codec uses it

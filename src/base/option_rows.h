@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,10 +14,17 @@
 
 namespace isthmus::rows {
 
-inline constexpr int64_t kNoUpperBound = std::numeric_limits<int64_t>::max();
+// {"a", "b", "c"} -> "a, b or c".
+inline std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+  }
+  return text;
+}
 
 // The text of the error that refuses a value.
-inline std::string refusal(const char* field, const std::string& value, const char* range) {
+inline std::string refusal(const char* field, const std::string& value, const std::string& range) {
   const RemovedOption* removed = find_removed(field, value);
   return detail::concatenate("=\"", value, "\": expected ", range,
                              removed == nullptr ? "" : "; it is gone: ", removed == nullptr ? "" : removed->instead);
@@ -32,10 +38,9 @@ bool parse_whole(const std::string& text, T& value) {
 
 // Makes a row. `parse(text, value)` returns whether `text` is in range, and then sets `value`.
 template <typename T, typename Parse>
-OptionField field(const char* name, const char* environment, T Options::*member, const char* range, const char* help,
-                  Parse parse) {
+OptionField field(const char* name, T Options::*member, const std::string& range, const char* help, Parse parse) {
   return {name,
-          environment,
+          variable_of(name),
           range,
           help,
           member,
@@ -50,43 +55,41 @@ OptionField field(const char* name, const char* environment, T Options::*member,
 
 // Makes a row for a number: `accepts(value)` decides whether the number is in range.
 template <typename T, typename Accepts>
-OptionField number_field(const char* name, const char* environment, T Options::*member, const char* range,
-                         const char* help, Accepts accepts) {
-  return field(name, environment, member, range, help,
-               [accepts = std::move(accepts)](const std::string& text, T& value) {
-                 return parse_whole(text, value) && accepts(value);
-               });
-}
-
-inline OptionField count_field(const char* name, const char* environment, int64_t Options::*member, int64_t low,
-                               int64_t high, const char* range, const char* help) {
-  return number_field(name, environment, member, range, help,
-                      [low, high](int64_t value) { return value >= low && value <= high; });
-}
-
-template <typename Accepts>
-OptionField text_field(const char* name, const char* environment, std::string Options::*member, const char* range,
-                       const char* help, Accepts accepts) {
-  return field(name, environment, member, range, help,
-               [accepts = std::move(accepts)](const std::string& text, std::string& value) {
-                 value = text;
-                 return accepts(text);
-               });
-}
-
-inline OptionField choice_field(const char* name, const char* environment, std::string Options::*member,
-                                std::vector<std::string> choices, const char* range, const char* help) {
-  return text_field(name, environment, member, range, help, [choices = std::move(choices)](const std::string& text) {
-    return std::find(choices.begin(), choices.end(), text) != choices.end();
+OptionField number_field(const char* name, T Options::*member, const std::string& range, const char* help,
+                         Accepts accepts) {
+  return field(name, member, range, help, [accepts = std::move(accepts)](const std::string& text, T& value) {
+    return parse_whole(text, value) && accepts(value);
   });
 }
 
-inline OptionField switch_field(const char* name, const char* environment, bool Options::*member, const char* help) {
-  return field(name, environment, member, "1, true, yes, 0, false or no", help,
-               [](const std::string& text, bool& value) {
-                 value = text == "1" || text == "true" || text == "yes";
-                 return value || text == "0" || text == "false" || text == "no";
-               });
+// Makes a row for a number that is at least `least`.
+inline OptionField count_field(const char* name, int64_t Options::*member, int64_t least, const char* help) {
+  return number_field(name, member, detail::concatenate("a whole number, ", least, " or more"), help,
+                      [least](int64_t value) { return value >= least; });
+}
+
+template <typename Accepts>
+OptionField text_field(const char* name, std::string Options::*member, const std::string& range, const char* help,
+                       Accepts accepts) {
+  return field(name, member, range, help, [accepts = std::move(accepts)](const std::string& text, std::string& value) {
+    value = text;
+    return accepts(text);
+  });
+}
+
+inline OptionField choice_field(const char* name, std::string Options::*member, std::vector<std::string> choices,
+                                const char* help) {
+  const std::string range = listed(choices);
+  return text_field(name, member, range, help, [choices = std::move(choices)](const std::string& text) {
+    return std::ranges::find(choices, text) != choices.end();
+  });
+}
+
+inline OptionField switch_field(const char* name, bool Options::*member, const char* help) {
+  return field(name, member, "1, true, yes, 0, false or no", help, [](const std::string& text, bool& value) {
+    value = text == "1" || text == "true" || text == "yes";
+    return value || text == "0" || text == "false" || text == "no";
+  });
 }
 
 }  // namespace isthmus::rows

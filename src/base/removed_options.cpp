@@ -33,10 +33,10 @@ const RemovedOption* find_removed(std::string_view name, std::string_view value)
   return found == removed_options().end() ? nullptr : &*found;
 }
 
-std::string RemovedOption::environment() const {
+std::string variable_of(std::string_view option) {
   std::string variable = "ISTHMUS_";
-  for (const char* letter = name; *letter != '\0'; ++letter) {
-    variable += static_cast<char>(*letter >= 'a' && *letter <= 'z' ? *letter - 'a' + 'A' : *letter);
+  for (const char letter : option) {
+    variable += static_cast<char>(letter >= 'a' && letter <= 'z' ? letter - 'a' + 'A' : letter);
   }
   return variable;
 }

@@ -7,13 +7,15 @@
 
 namespace isthmus {
 
+// The environment variable of an option: "ISTHMUS_ERROR_BUDGET".
+std::string variable_of(std::string_view option);
+
 struct RemovedOption {
   const char* name;     // of the option
   const char* value;    // the removed value; empty: the whole option was removed
   const char* instead;  // what to use
 
-  // "ISTHMUS_ERROR_BUDGET".
-  std::string environment() const;
+  std::string environment() const { return variable_of(name); }
 };
 
 const std::vector<RemovedOption>& removed_options();

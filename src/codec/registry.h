@@ -14,7 +14,4 @@ const CodecType* codec_or_null(CodecId id);
 // Sorted by id, the order in which texts list codecs.
 std::vector<const CodecType*> codec_types_by_id();
 
-// {"a", "b", "c"} -> "a, b or c".
-std::string listed(const std::vector<std::string>& names);
-
 }  // namespace isthmus

@@ -17,10 +17,9 @@ constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of codes, in bit
 std::vector<CodecOption> quant_options() {
   const auto is_width = [](int64_t bits) { return std::ranges::find(kWidths, bits) != kWidths.end(); };
   return {
-      {.field = rows::number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8",
-                                   "Bits of each element's code.", is_width)},
-      {.field = rows::choice_field("error_feedback", "ISTHMUS_ERROR_FEEDBACK", &Options::error_feedback,
-                                   {"codec", "on", "off"}, "codec, on or off",
+      {.field =
+           rows::number_field("bits", &Options::bits, "1, 2, 3, 4 or 8", "Bits of each element's code.", is_width)},
+      {.field = rows::choice_field("error_feedback", &Options::error_feedback, {"codec", "on", "off"},
                                    "Whether what was not sent is added to the next gradient; codec: not with quant.")},
   };
 }

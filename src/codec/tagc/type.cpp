@@ -14,15 +14,14 @@ std::vector<CodecOption> tagc_options() {
   const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
   return {
-      {.field = rows::number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
+      {.field = rows::number_field("sparsity", &Options::sparsity, "at least 0, less than 1",
                                    "The share of elements that is not sent.", is_share)},
       {.field = rows::number_field(
-           "ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64, or 0",
+           "ratio", &Options::ratio, "1 to 64, or 0",
            "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
-      {.field =
-           rows::choice_field("cell_type", "ISTHMUS_CELL_TYPE", &Options::cell_type, {"fp32", "bf16", "fp16", "int8"},
-                              "fp32, bf16, fp16 or int8", "What the cells of a sketch hold.")},
-      {.field = rows::number_field("index_bits", "ISTHMUS_INDEX_BITS", &Options::index_bits, "1 or 4",
+      {.field = rows::choice_field("cell_type", &Options::cell_type, {"fp32", "bf16", "fp16", "int8"},
+                                   "What the cells of a sketch hold.")},
+      {.field = rows::number_field("index_bits", &Options::index_bits, "1 or 4",
                                    "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
                                    [](int64_t value) { return value == 1 || value == 4; }),
        .only = "tiers=flat",
