@@ -4,9 +4,6 @@
 #include <atomic>
 
 #include "base/option_rows.h"
-#include "codec/none/type.h"
-#include "codec/quant/type.h"
-#include "codec/tagc/type.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

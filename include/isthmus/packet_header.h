@@ -27,6 +27,10 @@ struct PacketHeader {
 };
 static_assert(sizeof(PacketHeader) == 48);
 
+// A packet's header without the checksum.
+PacketHeader make_header(CodecId codec, DataType dtype, int64_t num_elements, uint64_t settings,
+                         const PacketContext& context);
+
 // Copies the header out of a packet and compares all but `checksum` with what the receiver expects. Throws PacketError
 // that names the first field that differs, with both values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);

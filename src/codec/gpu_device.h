@@ -6,10 +6,27 @@
 #include <mutex>
 #include <string>
 
-#include "codec/device_launcher.h"
 #include "isthmus/device.h"
+#include "kernels/block/device.h"
+#include "kernels/jobs.h"
+#include "kernels/values/squared_error_job.h"
 
 namespace isthmus {
+
+// Enqueues all passes of a job on a stream. The job's memory must stay as long as the stream, or a graph that captured
+// it, works on it. Throws Error if the device refuses.
+class DeviceLauncher {
+ public:
+  virtual ~DeviceLauncher() = default;
+  virtual void run(const kernels::Job& job, Stream stream) = 0;
+};
+
+// What the codecs of one device share. `counts` and `fault` are in the device's memory.
+struct PassesOfDevice {
+  DeviceLauncher& launcher;
+  kernels::DeviceCounts* counts;
+  kernels::DeviceFault* fault;
+};
 
 // Makes codecs from the device's launcher, and reads the counts that passes write.
 class GpuDevice : public Device {
@@ -33,5 +50,12 @@ class GpuDevice : public Device {
   std::mutex counts_mutex_;  // guards what follows, and read_counts()
   kernels::DeviceCounts counts_at_reset_;
 };
+
+inline constexpr int64_t kSquaredErrorScratchBytes = kernels::kSquaredErrorParts * sizeof(kernels::SquaresOf);
+
+// Makes the job that measures a codec's error. totals: by their address on the device. Throws Error for wrong types and
+// sizes.
+kernels::SquaredErrorJob make_squared_error_job(ConstBuffer given, ConstBuffer decoded, SquaredError* totals,
+                                                Buffer scratch);
 
 }  // namespace isthmus

@@ -32,6 +32,20 @@ uint64_t value_of(const HeaderPart& part, const PacketHeader& header) {
 
 }  // namespace
 
+PacketHeader make_header(CodecId codec, DataType dtype, int64_t num_elements, uint64_t settings,
+                         const PacketContext& context) {
+  PacketHeader header;
+  header.codec = codec;
+  header.dtype = dtype;
+  header.segment = context.segment;
+  header.unit_hash = context.unit_hash;
+  header.step = context.step;
+  header.num_elements = static_cast<uint64_t>(num_elements);
+  header.sender = context.sender;
+  header.settings = settings;
+  return header;
+}
+
 PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   PacketHeader header;
   std::memcpy(&header, packet, sizeof(header));

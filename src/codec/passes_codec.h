@@ -1,36 +1,20 @@
-// A codec of a device: a JobMaker makes its jobs, and a launcher runs them.
+// A codec of a device: a JobMaker (device_jobs.h) makes its jobs, and a launcher runs them.
 //
 // It takes scratch memory from its Workspace and keeps no state, so several jobs of one codec may run at once, each in
 // its own scratch memory. Encodings return the counts that the host knows; the device counts the rest. Decodings return
 // at once and throw no PacketError: faults of packets go to the device's fault (throw_if_reported()).
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "codec/device_arguments.h"
+#include "codec/device_jobs.h"
 #include "codec/gpu_device.h"
 
 namespace isthmus {
 
-// Makes the jobs of a codec, without touching a device or allocating.
 template <typename Maker>
-concept JobMaker = requires(const Maker& maker, int64_t num_elements, const DecodeSize& size,
-                            const DeviceEncode& encode, const DeviceDecode& decode) {
-  { Maker::kName } -> std::convertible_to<const char*>;
-  { Maker::kReadsContext } -> std::convertible_to<bool>;  // unit and step, beside those of the header, on the device
-  { maker.packet_bytes(num_elements) } -> std::same_as<int64_t>;
-  { maker.keeps_residual() } -> std::same_as<bool>;
-  { maker.encode_scratch_bytes(num_elements) } -> std::same_as<int64_t>;
-  { maker.decode_scratch_bytes(size) } -> std::same_as<int64_t>;
-  { maker.encode_job(encode) } -> std::convertible_to<kernels::Job>;  // both throw Error for wrong types and sizes
-  { maker.decode_job(decode) } -> std::convertible_to<kernels::Job>;
-  { maker.known_counts(num_elements) } -> std::same_as<CodecCounts>;  // what the host knows of an encoding beforehand
-};
-
-template <JobMaker Maker>
 class PassesCodec final : public Codec {
  public:
   PassesCodec(Maker maker, const PassesOfDevice& device) : maker_(std::move(maker)), device_(device) {}
@@ -97,8 +81,7 @@ class PassesCodec final : public Codec {
  private:
   // Each piece's scratch memory begins at the alignment of the first one's.
   int64_t scratch_bytes_of_piece(int64_t num_elements) const {
-    constexpr int64_t kAlignment = 64;
-    return (maker_.encode_scratch_bytes(num_elements) + kAlignment - 1) / kAlignment * kAlignment;
+    return round_up(maker_.encode_scratch_bytes(num_elements), 64);
   }
 
   // Packets behind the last decoded one are cut off.
@@ -128,7 +111,7 @@ class PassesCodec final : public Codec {
   const PassesOfDevice device_;
 };
 
-template <JobMaker Maker>
+template <typename Maker>
 std::unique_ptr<Codec> make_passes_codec(Maker maker, Device& device) {
   return std::make_unique<PassesCodec<Maker>>(std::move(maker), dynamic_cast<GpuDevice&>(device).passes());
 }

@@ -7,6 +7,11 @@
 
 namespace isthmus {
 
+// The rows of Isthmus's own codecs.
+const CodecType& none_type();
+const CodecType& quant_type();
+const CodecType& tagc_type();
+
 // Null if there is no such codec.
 const CodecType* codec_or_null(const std::string& name);
 const CodecType* codec_or_null(CodecId id);

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "codec/squared_error.h"
 #include "codec/weights/device.h"
 #include "cuda/cuda_calls.h"
 #include "cuda/cuda_event.h"

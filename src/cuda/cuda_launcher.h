@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <variant>
 
-#include "codec/device_launcher.h"
+#include "codec/gpu_device.h"
 #include "cuda/cuda_calls.h"
 #include "kernels/cuda/run.h"
 

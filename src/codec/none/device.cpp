@@ -1,19 +1,10 @@
 #include "codec/none/device.h"
 
 #include "codec/device_fault.h"
+#include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
-
-namespace {
-
-// Refuses what NoneCodec refuses, because the passes would accept longer buffers.
-void check_packets(ConstBuffer packets, int64_t num_packets, int64_t packet_bytes) {
-  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
-                num_packets, " packets of ", packet_bytes);
-}
-
-}  // namespace
 
 CodecCounts NoneDevice::known_counts(int64_t num_elements) {
   CodecCounts counts;
@@ -47,7 +38,7 @@ void NoneDevice::check(const DeviceEncode& encode, int64_t packet_bytes) const {
   const DataType given = encode.piece.dtype;
   ISTHMUS_CHECK(Error, given == wire || given == accumulate_dtype(wire), "codec none: piece of ", to_string(given),
                 " for packets of ", to_string(wire));
-  check_packets(encode.packet, 1, packet_bytes);
+  check_packets(kName, encode.packet, 1, packet_bytes);
 }
 
 void NoneDevice::check(const DeviceDecode& decode, int64_t packet_bytes) const {
@@ -55,7 +46,7 @@ void NoneDevice::check(const DeviceDecode& decode, int64_t packet_bytes) const {
   const DataType out = decode.out.dtype;
   ISTHMUS_CHECK(Error, out == accumulate_dtype(wire) || (decode.shard && out == wire), "codec none: sums of ",
                 to_string(out), " for packets of ", to_string(wire));
-  check_packets(decode.packets, num_places(decode), packet_bytes);
+  check_packets(kName, decode.packets, num_places(decode), packet_bytes);
 }
 
 // More than kNonePacketsAtOnce packets are not summed in registers, and need memory for the sum.

@@ -9,7 +9,7 @@
 
 namespace isthmus {
 
-// A JobMaker (passes_codec.h). Packets and sums have the bits of NoneCodec's, except for which NaN a sum is. Pieces
+// A JobMaker (device_jobs.h). Packets and sums have the bits of NoneCodec's, except for which NaN a sum is. Pieces
 // have the wire type or the type that accumulates it, which sums always have. Packets and scratch memory begin at
 // multiples of 8 bytes.
 class NoneDevice : public DeviceJobs<NoneDevice> {

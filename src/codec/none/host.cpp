@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "codec/checksum.h"
+#include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 
@@ -20,13 +21,6 @@ void for_each_tile(int64_t first, int64_t num_elements, const Visit& visit) {
   for (int64_t begin = first; begin < num_elements; begin += kTileElements) {
     visit(begin, std::min(kTileElements, num_elements - begin));
   }
-}
-
-constexpr int64_t round_up_to_word(int64_t bytes) { return (bytes + 7) / 8 * 8; }
-
-void check_packets(ConstBuffer packets, int num_packets, int64_t packet_bytes) {
-  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
-                num_packets, " packets of ", packet_bytes);
 }
 
 constexpr int64_t kWordFloats = kernels::kChecksumWordBytes / 4;
@@ -57,25 +51,16 @@ NoneSettings::NoneSettings(DataType dtype, int ranks_per_node) : wire_dtype(dtyp
 }
 
 int64_t NoneSettings::packet_bytes(int64_t num_elements) const {
-  return static_cast<int64_t>(sizeof(PacketHeader)) + round_up_to_word(num_elements * element_bytes(wire_dtype));
+  return static_cast<int64_t>(sizeof(PacketHeader)) + round_up(num_elements * element_bytes(wire_dtype), 8);
 }
 
 PacketHeader NoneSettings::header(int64_t num_elements, PacketContext context) const {
-  PacketHeader header;
-  header.codec = CodecId::kNone;
-  header.dtype = wire_dtype;
-  header.unit_hash = context.unit_hash;
-  header.step = context.step;
-  header.segment = context.segment;
-  header.sender = context.sender;
-  header.num_elements = static_cast<uint64_t>(num_elements);
-  header.settings = static_cast<uint64_t>(divisor);
-  return header;
+  return make_header(CodecId::kNone, wire_dtype, num_elements, static_cast<uint64_t>(divisor), context);
 }
 
 CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
                               Workspace /*workspace*/) {
-  check_packets(packet, 1, packet_bytes(piece.num_elements));
+  check_packets(name(), packet, 1, packet_bytes(piece.num_elements));
   std::byte* bytes = packet.as<std::byte>();
   std::memset(bytes + packet.num_elements - 8, 0, 8);  // clears the padding; values in this word are written below
   const DataType wire_dtype = settings_.wire_dtype;
@@ -91,7 +76,7 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
     } else {
       convert_scaled(piece.slice(begin, count), 1.0 / divisor, tile);
     }
-    checksum.add(tile.data, round_up_to_word(tile.bytes()));
+    checksum.add(tile.data, round_up(tile.bytes(), 8));
   });
   PacketHeader header = settings_.header(piece.num_elements, context);
   header.checksum = checksum.value();
@@ -106,7 +91,7 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
   const DataType wire_dtype = settings_.wire_dtype;
   const int divisor = settings_.divisor;
   const int64_t packet_bytes = this->packet_bytes(out.num_elements);
-  check_packets(packets, num_packets, packet_bytes);
+  check_packets(name(), packets, num_packets, packet_bytes);
   for (int packet = 0; packet < num_packets; ++packet) {
     const std::byte* bytes = packets.part(packet, packet_bytes).as<std::byte>();
     const PacketHeader header = read_header(bytes, settings_.header(out.num_elements, context.of_packet(packet)));
@@ -119,7 +104,7 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
       } else {
         accumulate_scaled(tile, divisor, out.slice(begin, count));
       }
-      checksum.add(tile.data, round_up_to_word(tile.bytes()));
+      checksum.add(tile.data, round_up(tile.bytes(), 8));
     });
     if (checksum.value() != header.checksum) {
       throw_wrong_checksum(header, checksum.value());

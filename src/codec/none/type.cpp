@@ -1,8 +1,7 @@
-#include "codec/none/type.h"
-
 #include "codec/none/device.h"
 #include "codec/none/host.h"
 #include "codec/passes_codec.h"
+#include "codec/registry.h"
 
 namespace isthmus {
 

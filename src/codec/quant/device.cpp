@@ -1,6 +1,7 @@
 #include "codec/quant/device.h"
 
 #include "codec/device_fault.h"
+#include "codec/packet_sizes.h"
 
 namespace isthmus {
 
@@ -36,7 +37,7 @@ void QuantDevice::check(const DeviceEncode& encode, int64_t packet_bytes) const 
 }
 
 void QuantDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
-  check_quant_packets(decode.packets, num_places(decode), widened(decode.out), packet_bytes);
+  check_float32_packets(kName, decode.packets, num_places(decode), widened(decode.out), packet_bytes);
 }
 
 }  // namespace isthmus

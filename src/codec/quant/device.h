@@ -9,7 +9,7 @@
 
 namespace isthmus {
 
-// A JobMaker (passes_codec.h). Packets, residuals and sums have the bits of QuantCodec's, except for which NaN a sum
+// A JobMaker (device_jobs.h). Packets, residuals and sums have the bits of QuantCodec's, except for which NaN a sum
 // is. Pieces are float32, bfloat16 or float16, and are encoded as if widened to float32. Residuals and sums are
 // float32. Packets and scratch memory begin at multiples of 64 bytes.
 class QuantDevice : public DeviceJobs<QuantDevice> {

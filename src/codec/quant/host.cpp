@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codec/checksum.h"
+#include "codec/packet_sizes.h"
 #include "codec/quant/settings.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
@@ -121,7 +122,7 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
 CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
   const QuantShape shape = quant_shape(out.num_elements);
   const QuantLayout layout = quant_layout(bits_, shape);
-  check_quant_packets(packets, num_packets, out, layout.end);
+  check_float32_packets(name(), packets, num_packets, out, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
   const auto packet_at = [&](int p) { return packets.as<std::byte>() + p * layout.end; };
 

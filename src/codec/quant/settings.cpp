@@ -1,6 +1,6 @@
 #include "codec/quant/settings.h"
 
-#include "codec/sections.h"
+#include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -42,16 +42,7 @@ QuantLayout quant_layout(int bits, const QuantShape& shape) {
 }
 
 PacketHeader make_quant_header(int bits, int64_t num_elements, PacketContext context) {
-  PacketHeader header;
-  header.codec = CodecId::kQuant;
-  header.dtype = DataType::kFloat32;
-  header.unit_hash = context.unit_hash;
-  header.step = context.step;
-  header.segment = context.segment;
-  header.sender = context.sender;
-  header.num_elements = static_cast<uint64_t>(num_elements);
-  header.settings = static_cast<uint64_t>(bits) | kCode;
-  return header;
+  return make_header(CodecId::kQuant, DataType::kFloat32, num_elements, static_cast<uint64_t>(bits) | kCode, context);
 }
 
 void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_residual, ConstBuffer packet,
@@ -65,12 +56,6 @@ void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_resid
                 " elements where ", residual_elements, " are needed");
   ISTHMUS_CHECK(Error, packet.bytes() == packet_bytes, "codec quant: packet of ", packet.bytes(), " bytes where ",
                 packet_bytes, " are needed");
-}
-
-void check_quant_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes) {
-  ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "codec quant decodes to float32, not ", to_string(out.dtype));
-  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec quant: ", packets.bytes(), " bytes for ",
-                num_packets, " packets of ", packet_bytes);
 }
 
 }  // namespace isthmus

@@ -24,6 +24,5 @@ PacketHeader make_quant_header(int bits, int64_t num_elements, PacketContext con
 // Throws Error if a caller's buffers have the wrong type or size.
 void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_residual, ConstBuffer packet,
                        int64_t packet_bytes);
-void check_quant_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes);
 
 }  // namespace isthmus

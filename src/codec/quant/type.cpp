@@ -1,5 +1,3 @@
-#include "codec/quant/type.h"
-
 #include <algorithm>
 #include <array>
 
@@ -7,6 +5,7 @@
 #include "codec/passes_codec.h"
 #include "codec/quant/device.h"
 #include "codec/quant/host.h"
+#include "codec/registry.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "codec/device_fault.h"
+#include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -75,7 +76,7 @@ void TagcDevice::check(const DeviceEncode& encode, int64_t packet_bytes) {
 }
 
 void TagcDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
-  check_tagc_packets(decode.packets, num_places(decode), widened(decode.out), packet_bytes);
+  check_float32_packets(kName, decode.packets, num_places(decode), widened(decode.out), packet_bytes);
 }
 
 void TagcDevice::carve(Carver& carver, TagcEncodeJob& job) {

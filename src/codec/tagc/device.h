@@ -9,7 +9,7 @@
 
 namespace isthmus {
 
-// A JobMaker (passes_codec.h). All sizes follow from the number of elements and the options. Packets, residuals and
+// A JobMaker (device_jobs.h). All sizes follow from the number of elements and the options. Packets, residuals and
 // sums have the bits of TagcCodec's, except for which NaN a sum is. Pieces are float32, bfloat16 or float16, and are
 // encoded as if widened to float32; above kMaxDeviceElements they throw Error. Residuals and sums are float32. Packets
 // and scratch memory begin at multiples of 64 bytes. Packets that go to places are all decoded at once.

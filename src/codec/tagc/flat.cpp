@@ -42,14 +42,8 @@ void clear_padding(const TagcShape& shape, uint64_t* index) {
 
 }  // namespace
 
-struct TagcFlat::Implementation {
-  TagcSettings settings;
-  int64_t index_bits;
-  TagcScratch scratch;
-};
-
 TagcFlat::TagcFlat(const Options& options, int world_size, TagcLimits limits)
-    : implementation_(new Implementation{TagcSettings(options, limits), options.index_bits, {}}) {
+    : settings_(options, limits), index_bits_(options.index_bits) {
   ISTHMUS_CHECK(OptionError, options.index_bits == 1 || options.index_bits == 4, "index_bits is ", options.index_bits,
                 ", must be 1 or 4");
   ISTHMUS_CHECK(OptionError, options.cell_type == "fp32", "cell_type is ", options.cell_type,
@@ -60,21 +54,17 @@ TagcFlat::TagcFlat(const Options& options, int world_size, TagcLimits limits)
                 "index_bits is 4, which counts to ", kMaxWorldOfCounts, ", with ", world_size,
                 " ranks: use index_bits=1");
 }
-TagcFlat::~TagcFlat() = default;
 
 int64_t TagcFlat::index_bytes(int64_t shard_elements) const {
-  return implementation_->settings.shape(shard_elements).index_words() * 8 * implementation_->index_bits;
+  return settings_.shape(shard_elements).index_words() * 8 * index_bits_;
 }
 
-int64_t TagcFlat::sketch_elements(int64_t shard_elements) const {
-  return implementation_->settings.shape(shard_elements).num_cells();
-}
+int64_t TagcFlat::sketch_elements(int64_t shard_elements) const { return settings_.shape(shard_elements).num_cells(); }
 
-ReduceOp TagcFlat::index_op() const { return implementation_->index_bits == 1 ? ReduceOp::kBitOr : ReduceOp::kSum; }
+ReduceOp TagcFlat::index_op() const { return index_bits_ == 1 ? ReduceOp::kBitOr : ReduceOp::kSum; }
 
 CodecCounts TagcFlat::encode(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch, PacketContext context) {
-  auto& [settings, index_bits, scratch] = *implementation_;
-  const TagcShape shape = settings.shape(chunk.num_elements);
+  const TagcShape shape = settings_.shape(chunk.num_elements);
   ISTHMUS_CHECK(Error, chunk.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
                 "flat tagc encodes float32 chunks with float32 residuals, not ", to_string(chunk.dtype), " with ",
                 to_string(residual.dtype));
@@ -85,18 +75,18 @@ CodecCounts TagcFlat::encode(ConstBuffer chunk, Buffer residual, Buffer index, B
                 " cells, where a chunk of ", chunk.num_elements, " elements has ", index_bytes(chunk.num_elements),
                 " and ", shape.num_cells());
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
-  uint64_t* flags = grow(scratch.flags, shape.flag_words());
-  uint64_t* marks = grow(scratch.index, shape.index_words());
-  const int64_t keep = settings.keep(shape.num_elements);
-  uint32_t* candidates = grow(scratch.candidates, kernels::selection_capacity(shape, keep));
+  uint64_t* flags = grow(scratch_.flags, shape.flag_words());
+  uint64_t* marks = grow(scratch_.index, shape.index_words());
+  const int64_t keep = settings_.keep(shape.num_elements);
+  uint32_t* candidates = grow(scratch_.candidates, kernels::selection_capacity(shape, keep));
   const uint32_t bound = kernel.sample_bound(shape, keep, chunk.as<float>(), residual.as<float>(), candidates);
   const kernels::Selection selection =
       kernel.select(shape, keep, bound, chunk.as<float>(), residual.as<float>(), flags, marks, candidates);
 
   std::fill_n(sketch.as<float>(), shape.num_cells(), 0.0F);
-  kernel.insert_sum(shape, scratch.hash(shape, tagc_seed(context)), flags, marks, residual.as<float>(),
+  kernel.insert_sum(shape, scratch_.hash(shape, tagc_seed(context)), flags, marks, residual.as<float>(),
                     sketch.as<float>());
-  if (index_bits == 1) {
+  if (index_bits_ == 1) {
     std::copy_n(marks, shape.index_words(), index.as<uint64_t>());
   } else {
     bits_to_counts(marks, 64 * shape.index_words(), index.as<uint8_t>());
@@ -109,27 +99,26 @@ CodecCounts TagcFlat::encode(ConstBuffer chunk, Buffer residual, Buffer index, B
 }
 
 CodecCounts TagcFlat::decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context) {
-  auto& [settings, index_bits, scratch] = *implementation_;
-  const TagcShape shape = settings.shape(out.num_elements);
+  const TagcShape shape = settings_.shape(out.num_elements);
   ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "flat tagc decodes to float32, not ", to_string(out.dtype));
   ISTHMUS_CHECK(
       Error, merged_index.bytes() == index_bytes(out.num_elements) && summed_sketch.num_elements == shape.num_cells(),
       "flat tagc: index of ", merged_index.bytes(), " bytes and sketch of ", summed_sketch.num_elements,
       " cells, where a shard of ", out.num_elements, " elements has ", index_bytes(out.num_elements), " and ",
       shape.num_cells());
-  uint64_t* marks = grow(scratch.index, shape.index_words());
-  if (index_bits == 1) {
+  uint64_t* marks = grow(scratch_.index, shape.index_words());
+  if (index_bits_ == 1) {
     std::copy_n(merged_index.as<uint64_t>(), shape.index_words(), marks);
   } else {
     counts_to_bits(merged_index.as<uint8_t>(), 64 * shape.index_words(), marks);
   }
   clear_padding(shape, marks);
-  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
-  const kernels::PeelScratch peel = scratch.peel(shape, marks, nullptr);
+  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
+  const kernels::PeelScratch peel = scratch_.peel(shape, marks, nullptr);
   std::fill_n(out.as<float>(), shape.num_elements, 0.0F);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   const kernels::PeelResult peeled =
-      kernel.peel_sum(shape, rows, settings.limits.peel_rounds, peel, scratch.values(shape, peel),
+      kernel.peel_sum(shape, rows, settings_.limits.peel_rounds, peel, scratch_.values(shape, peel),
                       summed_sketch.as<float>(), out.as<float>());
   if (peeled.left_elements > 0) {
     kernel.estimate(shape, rows, peel.remaining, summed_sketch.as<float>(), out.as<float>());

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "codec/tagc/settings.h"
 #include "isthmus/codec.h"
@@ -19,7 +18,6 @@ class TagcFlat {
   // than 15 ranks (counts would overflow), if error_feedback is off, and for what a single tier does not support: cells
   // other than fp32, which alone can be summed, and rows by load.
   TagcFlat(const Options& options, int world_size, TagcLimits limits = {});
-  ~TagcFlat();
 
   // The sizes of one shard's index and sketch (float32 elements). Both are multiples of 8 bytes.
   int64_t index_bytes(int64_t shard_elements) const;
@@ -37,8 +35,9 @@ class TagcFlat {
   CodecCounts decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context);
 
  private:
-  struct Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  TagcSettings settings_;
+  int64_t index_bits_;
+  TagcScratch scratch_;
 };
 
 }  // namespace isthmus

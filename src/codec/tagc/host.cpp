@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "codec/checksum.h"
+#include "codec/packet_sizes.h"
 #include "codec/tagc/settings.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
@@ -93,25 +94,10 @@ void add_nan(const TagcShape& shape, const uint64_t* flags, const uint64_t* inde
 
 }  // namespace
 
-struct TagcCodec::Implementation {
-  TagcSettings settings;
-  TagcScratch scratch;
-
-  void decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
-                  const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
-};
-
-TagcCodec::TagcCodec(const Options& options, TagcLimits limits)
-    : implementation_(new Implementation{TagcSettings(options, limits), {}}) {}
-TagcCodec::~TagcCodec() = default;
-
-int64_t TagcCodec::packet_bytes(int64_t num_elements) const {
-  return tagc_layout(implementation_->settings.shape(num_elements)).end;
-}
+int64_t TagcCodec::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
 
 CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
-  auto& [settings, scratch] = *implementation_;
-  const TagcShape shape = settings.shape(piece.num_elements);
+  const TagcShape shape = settings_.shape(piece.num_elements);
   const TagcLayout layout = tagc_layout(shape);
   check_tagc_piece(piece, residual, packet, layout.end);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
@@ -121,20 +107,20 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   std::memset(bytes, 0, layout.index);
   std::memset(bytes + layout.index + shape.index_words() * 8, 0, layout.end - layout.index - shape.index_words() * 8);
 
-  const int64_t keep = settings.keep(shape.num_elements);
-  uint32_t* candidates = grow(scratch.candidates, kernels::selection_capacity(shape, keep));
+  const int64_t keep = settings_.keep(shape.num_elements);
+  uint32_t* candidates = grow(scratch_.candidates, kernels::selection_capacity(shape, keep));
   const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), candidates);
   const kernels::Selection selection =
       kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flags, index, candidates);
 
-  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
+  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
   const int64_t first_block = tagc_first_block(shape, context);
-  const kernels::PeelResult peeled =
-      kernel.hold_back(shape, rows, settings.limits.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
+  const kernels::PeelResult peeled = kernel.hold_back(shape, rows, settings_.limits.peel_rounds, first_block, index,
+                                                      scratch_.peel(shape, index, flags));
   kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
                     bytes + layout.sketch);
 
-  PacketHeader header = make_tagc_header(shape, settings.limits.peel_rounds, context);
+  PacketHeader header = make_tagc_header(shape, settings_.limits.peel_rounds, context);
   header.checksum = checksum_of(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
   CodecCounts counts;
@@ -146,21 +132,19 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
 }
 
 CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
-  auto& [settings, scratch] = *implementation_;
-  const TagcShape shape = settings.shape(out.num_elements);
+  const TagcShape shape = settings_.shape(out.num_elements);
   const TagcLayout layout = tagc_layout(shape);
-  check_tagc_packets(packets, num_packets, out, layout.end);
-  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
+  check_float32_packets(name(), packets, num_packets, out, layout.end);
+  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
   for (int p = 0; p < num_packets; ++p) {
-    const PacketHeader expected = make_tagc_header(shape, settings.limits.peel_rounds, context.of_packet(p));
-    implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
-                                out.as<float>());
+    const PacketHeader expected = make_tagc_header(shape, settings_.limits.peel_rounds, context.of_packet(p));
+    decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows, out.as<float>());
   }
   return {};  // the sender has counted them
 }
 
-void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
-                                           const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
+void TagcCodec::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
+                           const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
   const PacketHeader header = read_header(packet, expected);
   check_intact(checksum_of(packet, layout) == header.checksum, "its bytes do not have the checksum in its header",
                header);
@@ -169,11 +153,11 @@ void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcSh
   check_marks(packet, shape, layout, header);
   add_nan(shape, flags, index, out);
   const int64_t sketch_words = shape.sketch_bytes() / 8;
-  uint64_t* sketch = grow(scratch.sketch, sketch_words);
+  uint64_t* sketch = grow(scratch_.sketch, sketch_words);
   std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
-  const kernels::PeelScratch keys = scratch.peel(shape, index, flags);
+  const kernels::PeelScratch keys = scratch_.peel(shape, index, flags);
   const kernels::PeelResult peeled =
-      kernels::tagc_kernels().peel_xor(shape, rows, settings.limits.peel_rounds, keys, scratch.values(shape, keys),
+      kernels::tagc_kernels().peel_xor(shape, rows, settings_.limits.peel_rounds, keys, scratch_.values(shape, keys),
                                        reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out);
   check_intact(peeled.left_elements == 0, "its index does not peel", header);
   check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),

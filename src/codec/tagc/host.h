@@ -1,8 +1,8 @@
 // Codec `tagc` in two tiers sends the largest elements of a piece as an index and a sketch. See docs/tagc.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "codec/tagc/settings.h"
 #include "isthmus/codec.h"
@@ -15,8 +15,7 @@ namespace isthmus {
 class TagcCodec final : public HostCodec {
  public:
   // Uses ratio, sparsity and cell_type. Throws OptionError if one is out of its range, or if error_feedback is off.
-  explicit TagcCodec(const Options& options, TagcLimits limits = {});
-  ~TagcCodec() override;
+  explicit TagcCodec(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
 
   const char* name() const override { return "tagc"; }
   int64_t packet_bytes(int64_t num_elements) const override;  // a multiple of 64
@@ -27,8 +26,11 @@ class TagcCodec final : public HostCodec {
                          Workspace workspace) override;
 
  private:
-  struct Implementation;
-  std::unique_ptr<Implementation> implementation_;
+  void decode_add(const std::byte* packet, const kernels::TagcShape& shape, const kernels::TagcLayout& layout,
+                  const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
+
+  TagcSettings settings_;
+  TagcScratch scratch_;
 };
 
 }  // namespace isthmus

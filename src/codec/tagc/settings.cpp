@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "codec/sections.h"
+#include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -91,18 +91,10 @@ kernels::TagcLayout tagc_layout(const TagcShape& shape) {
 }
 
 PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, PacketContext context) {
-  PacketHeader header;
-  header.codec = CodecId::kTagc;
-  header.dtype = DataType::kFloat32;
-  header.unit_hash = context.unit_hash;
-  header.step = context.step;
-  header.segment = context.segment;
-  header.sender = context.sender;
-  header.num_elements = static_cast<uint64_t>(shape.num_elements);
-  header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
-                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.cell_type) << 24 |
-                    static_cast<uint64_t>(shape.num_rows) << 32;
-  return header;
+  const uint64_t settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
+                            static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.cell_type) << 24 |
+                            static_cast<uint64_t>(shape.num_rows) << 32;
+  return make_header(CodecId::kTagc, DataType::kFloat32, shape.num_elements, settings, context);
 }
 
 void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes) {
@@ -113,12 +105,6 @@ void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packe
                 " elements for a piece of ", piece.num_elements);
   ISTHMUS_CHECK(Error, packet.bytes() == packet_bytes, "codec tagc: packet of ", packet.bytes(), " bytes where ",
                 packet_bytes, " are needed");
-}
-
-void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes) {
-  ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "codec tagc decodes to float32, not ", to_string(out.dtype));
-  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec tagc: ", packets.bytes(), " bytes for ",
-                num_packets, " packets of ", packet_bytes);
 }
 
 uint64_t tagc_seed(PacketContext context) {

@@ -39,7 +39,6 @@ PacketHeader make_tagc_header(const kernels::TagcShape& shape, int64_t peel_roun
 
 // Throws Error if a caller's buffers have the wrong type or size.
 void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes);
-void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes);
 
 // Decides rows and signs of all blocks. It changes with each step, so that blocks which collide in one step do not in
 // the next.

@@ -1,7 +1,6 @@
-#include "codec/tagc/type.h"
-
 #include "base/option_rows.h"
 #include "codec/passes_codec.h"
+#include "codec/registry.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "codec/packet_sizes.h"
 #include "codec/weights/device.h"
 #include "isthmus/error.h"
 
@@ -53,10 +54,7 @@ int64_t weight_sent_bytes(ConstBuffer shard) {
   return kernels::kWeightHeaderBytes + WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes;
 }
 
-int64_t weight_row_bytes(int64_t longest_packet) {
-  constexpr int64_t kAlignment = 16;
-  return (longest_packet + WeightPackets::kMarginBytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+int64_t weight_row_bytes(int64_t longest_packet) { return round_up(longest_packet + WeightPackets::kMarginBytes, 16); }
 
 std::unique_ptr<WeightCoder> make_weight_coder(Device& device) {
   if (device.is_host()) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/checksum.h"
+#include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 #include "kernels/block/mix.h"
 #include "kernels/weights/cpu.h"
@@ -19,8 +20,6 @@ using BlockBytes = uint32_t;
 int64_t directory_bytes(ConstBuffer shard) {
   return kernels::num_weight_blocks(shard.num_elements) * static_cast<int64_t>(sizeof(BlockBytes));
 }
-
-int64_t in_whole_words(int64_t bytes, int64_t word) { return (bytes + word - 1) / word * word; }
 
 ConstBuffer block_of(ConstBuffer shard, int64_t block) {
   const int64_t count = kernels::elements_of_weight_block(block, shard.num_elements);
@@ -61,7 +60,7 @@ bool WeightPackets::is_coded(DataType dtype) {
 
 int64_t WeightPackets::most_bytes(ConstBuffer shard) {
   const int64_t odd_blocks = kernels::num_weight_blocks(shard.num_elements);  // bytes alone may be odd, and are padded
-  return in_whole_words(directory_bytes(shard) + shard.bytes() + odd_blocks, 8);
+  return round_up(directory_bytes(shard) + shard.bytes() + odd_blocks, 8);
 }
 
 int64_t WeightPackets::encode(ConstBuffer replica, ConstBuffer shard, Buffer packet) {
@@ -77,11 +76,11 @@ int64_t WeightPackets::encode(ConstBuffer replica, ConstBuffer shard, Buffer pac
                                : encode_bytes(before, now, begin + bytes);
     const auto entry = static_cast<BlockBytes>(length);
     std::memcpy(begin + block * static_cast<int64_t>(sizeof(entry)), &entry, sizeof(entry));
-    std::fill_n(begin + bytes + length, in_whole_words(length, 2) - length, std::byte{});
-    bytes += in_whole_words(length, 2);
+    std::fill_n(begin + bytes + length, round_up(length, 2) - length, std::byte{});
+    bytes += round_up(length, 2);
     changed |= length > 0;
   }
-  const int64_t padded = in_whole_words(bytes, 8);
+  const int64_t padded = round_up(bytes, 8);
   std::fill_n(begin + bytes, padded - bytes, std::byte{});
   return changed ? padded : 0;
 }
@@ -108,9 +107,9 @@ void WeightPackets::decode(ConstBuffer packet, Buffer replica) {
     ISTHMUS_CHECK(PacketError, fits, "corrupt packet of weights: block ", block, " of ", length, " bytes, at ", place,
                   " of ", packet_bytes, ", does not decode into ", weights.num_elements, " elements of ",
                   to_string(replica.dtype));
-    place += in_whole_words(length, 2);
+    place += round_up(length, 2);
   }
-  ISTHMUS_CHECK(PacketError, in_whole_words(place, 8) == packet_bytes, "corrupt packet of weights: ", packet_bytes,
+  ISTHMUS_CHECK(PacketError, round_up(place, 8) == packet_bytes, "corrupt packet of weights: ", packet_bytes,
                 " bytes, of which ", place, " belong to blocks");
 }
 

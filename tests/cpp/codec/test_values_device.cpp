@@ -11,7 +11,7 @@
 
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
-#include "codec/squared_error.h"
+#include "codec/gpu_device.h"
 #include "isthmus/device.h"
 #include "kernels/values/sequence.h"
 #include "tests/cpp/emulated/emulated_device.h"

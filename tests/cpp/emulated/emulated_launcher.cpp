@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "codec/device_fault.h"
-#include "codec/squared_error.h"
+#include "codec/gpu_device.h"
 #include "isthmus/error.h"
 #include "kernels/values/sequence.h"
 #include "kernels/weights/layout.h"

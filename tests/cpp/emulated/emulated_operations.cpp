@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "codec/squared_error.h"
+#include "codec/gpu_device.h"
 #include "isthmus/error.h"
 #include "kernels/values/sequence.h"
 #include "tests/cpp/emulated/emulated_gpu.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/aligned_memory.h"
-#include "codec/device_arguments.h"
+#include "codec/device_jobs.h"
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
 #include "tests/cpp/emulated/emulated_passes.h"
