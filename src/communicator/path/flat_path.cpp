@@ -42,8 +42,8 @@ Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradi
         chunk = chunk32;
       }
       run.codec_counts +=
-          tagc_flat.encode(chunk, plan.unit->residual.part(owner, chunk_elements), indexes.part(owner, index_bytes),
-                           sketches.part(owner, sketch_elements), context);
+          tagc_flat.encode(chunk, plan.unit->pieces.values.part(owner, chunk_elements),
+                           indexes.part(owner, index_bytes), sketches.part(owner, sketch_elements), context);
     }
   }
   {

@@ -87,7 +87,7 @@ Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer piec
   const int64_t packet_bytes = plan.codec->packet_bytes(segment.num_elements);
   const Buffer packets = run.take(tiers_.num_nodes() * packet_bytes, DataType::kByte);
   const PieceSet set = {.pieces = pieces,
-                        .residuals = plan.has_residual() ? plan.unit->residual : Buffer{},
+                        .residuals = plan.has_residual() ? plan.unit->pieces.values : Buffer{},
                         .packets = packets,
                         .num_nodes = tiers_.num_nodes(),
                         .left_out = tiers_.node(),
@@ -178,7 +178,7 @@ Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuff
   const Step step(run, "encode result", Lane::kDecode, &CollectiveStats::encode_s);
   Codec& codec = *plan.result_codec;
   const Buffer packet = run.take(codec.packet_bytes(result.num_elements), DataType::kByte);
-  const Buffer residual = plan.has_residual() ? plan.unit->result_residual : Buffer{};
+  const Buffer residual = plan.has_residual() ? plan.unit->result.values : Buffer{};
   const Workspace workspace = run.workspace(codec.encode_scratch_bytes({.num_elements = result.num_elements}));
   const PacketContext context = coder_.context_for(plan, PacketUse::kResult, tiers_.node());
   coder_.encode(run, plan, codec, result, residual, packet, context, workspace);

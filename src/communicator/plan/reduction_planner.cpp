@@ -199,8 +199,8 @@ ResidualStretches ReductionPlanner::residual_stretches(const UnitKey& key) const
   const ResidualSizes sizes = residual_sizes(key);
   const int64_t row = key.sections->row_elements();
   if (key.collective == Collective::kReduceScatter) {
-    for (int64_t piece = 0; row > 0 && piece < sizes.residual_elements / row; ++piece) {
-      stretches.residual.push_back({piece, 0, row, piece * row});
+    for (int64_t piece = 0; row > 0 && piece < sizes.pieces_elements / row; ++piece) {
+      stretches.pieces.push_back({piece, 0, row, piece * row});
     }
     return stretches;
   }
@@ -210,15 +210,14 @@ ResidualStretches ReductionPlanner::residual_stretches(const UnitKey& key) const
     return ResidualStretch{0, begin, std::min(chunk, row - begin), offset};
   };
   int64_t offset = 0;
-  for (int node = 0; node < tiers_.num_nodes() && offset < sizes.residual_elements; ++node) {
+  for (int node = 0; node < tiers_.num_nodes() && offset < sizes.pieces_elements; ++node) {
     if (node != tiers_.node()) {
-      stretches.residual.push_back(
-          stretch_of(tiers_.map().rank(node, tiers_.map().local_index(tiers_.rank())), offset));
+      stretches.pieces.push_back(stretch_of(tiers_.map().rank(node, tiers_.map().local_index(tiers_.rank())), offset));
       offset += chunk;
     }
   }
-  if (sizes.result_residual_elements > 0) {
-    stretches.result_residual.push_back(stretch_of(tiers_.rank(), 0));
+  if (sizes.result_elements > 0) {
+    stretches.result.push_back(stretch_of(tiers_.rank(), 0));
   }
   return stretches;
 }

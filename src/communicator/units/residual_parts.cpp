@@ -36,6 +36,26 @@ std::vector<ResidualPart> deliver(Device& device, Stream stream, const ResidualP
   return left;
 }
 
+void copy_residual(Device& device, const Residual& from, Residual& to) {
+  const Stream stream = device.lane(from.lane);
+  if (from.values.data == nullptr) {
+    to.values = from.values;
+    to.memory = nullptr;
+  } else {
+    if (to.memory == nullptr || to.values.num_elements != from.values.num_elements) {
+      to.memory = device.allocate(from.values.bytes());
+      to.values = {to.memory.get(), from.values.num_elements, from.values.dtype};
+    }
+    device.convert(from.values, to.values, stream);
+  }
+  to.parked.clear();
+  for (const ParkedPart& one : from.parked) {
+    if (one.memory != nullptr) {
+      to.parked.push_back(park(device, stream, one.part));
+    }
+  }
+}
+
 }  // namespace
 
 Sections::Sections(std::vector<Section> sections) : sections_(std::move(sections)) {
@@ -105,39 +125,14 @@ void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& 
 void copy_residuals(Device& device, const Residuals& from, Residuals& to) {
   to.key = from.key;
   to.scale = from.scale;
-  const auto copy = [&device](Buffer values, Buffer& copied, DeviceMemory& memory, Lane lane) {
-    if (values.data == nullptr) {
-      copied = values;
-      memory = nullptr;
-      return;
-    }
-    if (memory == nullptr || copied.num_elements != values.num_elements) {
-      memory = device.allocate(values.bytes());
-      copied = {memory.get(), values.num_elements, values.dtype};
-    }
-    device.convert(values, copied, device.lane(lane));
-  };
-  copy(from.residual, to.residual, to.residual_memory, Lane::kEncode);
-  copy(from.result_residual, to.result_residual, to.result_residual_memory, Lane::kDecode);
-  const auto copy_parked = [&device](const std::vector<ParkedPart>& parts, std::vector<ParkedPart>& copied, Lane lane) {
-    copied.clear();
-    for (const ParkedPart& one : parts) {
-      if (one.memory != nullptr) {
-        copied.push_back(park(device, device.lane(lane), one.part));
-      }
-    }
-  };
-  copy_parked(from.parked, to.parked, Lane::kEncode);
-  copy_parked(from.parked_of_result, to.parked_of_result, Lane::kDecode);
+  copy_residual(device, from.pieces, to.pieces);
+  copy_residual(device, from.result, to.result);
 }
 
-int64_t Residuals::residual_bytes() const {
-  int64_t bytes = (residual_memory != nullptr ? residual.bytes() : 0) +
-                  (result_residual_memory != nullptr ? result_residual.bytes() : 0);
-  for (const auto* list : {&parked, &parked_of_result}) {
-    for (const ParkedPart& one : *list) {
-      bytes += one.memory != nullptr ? one.part.values.bytes() : 0;
-    }
+int64_t Residual::bytes() const {
+  int64_t bytes = memory != nullptr ? values.bytes() : 0;
+  for (const ParkedPart& one : parked) {
+    bytes += one.memory != nullptr ? one.part.values.bytes() : 0;
   }
   return bytes;
 }

@@ -1,6 +1,7 @@
 // Residuals by parameter. They move when a unit is reduced with other parameters than before.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -18,8 +19,8 @@ struct ResidualStretch {
 };
 
 struct ResidualStretches {
-  std::vector<ResidualStretch> residual;
-  std::vector<ResidualStretch> result_residual;
+  std::vector<ResidualStretch> pieces;
+  std::vector<ResidualStretch> result;
 };
 
 // A stretch of one parameter's section.
@@ -53,19 +54,26 @@ void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& 
 // Copies the values into a part of its own.
 ParkedPart park(Device& device, Stream stream, const ResidualPart& part);
 
+// One of a unit's residuals.
+struct Residual {
+  Lane lane;                            // the only one that uses it
+  Buffer values = {};                   // float32; empty if the codec keeps none
+  DeviceMemory memory = nullptr;        // null also in a unit that was forgotten
+  std::vector<ParkedPart> parked = {};  // of parameters that had no gradient in the last reduction. See ParkedState
+
+  int64_t bytes() const;  // that have memory
+};
+
 // A unit's residuals, and what they belong to.
 struct Residuals {
-  UnitKey key;             // of the last reduction
-  double scale = 0;        // of the last reduction; 0: none yet
-  Buffer residual;         // float32; empty if the codec keeps none. Used on lane kEncode
-  Buffer result_residual;  // float32, for the own chunk of an all-reduce's result; else empty. Lane kDecode
-  DeviceMemory residual_memory;
-  DeviceMemory result_residual_memory;
-  // Residuals of parameters that had no gradient in the last reduction. See ParkedState.
-  std::vector<ParkedPart> parked;
-  std::vector<ParkedPart> parked_of_result;
+  UnitKey key;       // of the last reduction
+  double scale = 0;  // of the last reduction; 0: none yet
+  Residual pieces = {.lane = Lane::kEncode};
+  Residual result = {.lane = Lane::kDecode};  // for the own chunk of an all-reduce's result; else empty
 
-  int64_t residual_bytes() const;  // that have memory
+  std::array<Residual*, 2> both() { return {&pieces, &result}; }
+  std::array<const Residual*, 2> both() const { return {&pieces, &result}; }
+  int64_t residual_bytes() const { return pieces.bytes() + result.bytes(); }
 };
 
 // Copies residuals on the lanes that use them, into the memory of an earlier copy where that fits. Throws

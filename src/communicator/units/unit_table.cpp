@@ -15,7 +15,7 @@ namespace isthmus {
 namespace {
 
 // Makes zeros. They are written on `lane`, which uses them.
-std::pair<Buffer, DeviceMemory> make_residual(Device& device, const UnitKey& key, int64_t num_elements, Lane lane) {
+std::pair<Buffer, DeviceMemory> make_zeros(Device& device, const UnitKey& key, int64_t num_elements, Lane lane) {
   Buffer residual{nullptr, num_elements, DataType::kFloat32};
   DeviceMemory memory;
   if (num_elements > 0) {
@@ -32,9 +32,11 @@ std::pair<Buffer, DeviceMemory> make_residual(Device& device, const UnitKey& key
 }
 
 void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Unit& unit) {
-  std::tie(unit.residual, unit.residual_memory) = make_residual(device, key, sizes.residual_elements, Lane::kEncode);
-  std::tie(unit.result_residual, unit.result_residual_memory) =
-      make_residual(device, key, sizes.result_residual_elements, Lane::kDecode);
+  const auto make = [&](Residual& residual, int64_t num_elements) {
+    std::tie(residual.values, residual.memory) = make_zeros(device, key, num_elements, residual.lane);
+  };
+  make(unit.pieces, sizes.pieces_elements);
+  make(unit.result, sizes.result_elements);
 }
 
 // Sets the hash of the unit's key. On a GPU it counts from the next packets of each use on.
@@ -59,24 +61,17 @@ Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
 
 // Gives a forgotten unit residuals of zeros again.
 void revive(Device& device, const UnitKey& key, Unit& unit) {
-  const auto make = [&](Buffer& residual, DeviceMemory& memory, Lane lane) {
-    if (residual.num_elements > 0 && memory == nullptr) {
-      std::tie(residual, memory) = make_residual(device, key, residual.num_elements, lane);
+  for (Residual* const residual : unit.both()) {
+    const auto make = [&](Buffer& values, DeviceMemory& memory) {
+      if (values.num_elements > 0 && memory == nullptr) {
+        std::tie(values, memory) = make_zeros(device, key, values.num_elements, residual->lane);
+      }
+    };
+    make(residual->values, residual->memory);
+    for (ParkedPart& parked : residual->parked) {
+      make(parked.part.values, parked.memory);
     }
-  };
-  make(unit.residual, unit.residual_memory, Lane::kEncode);
-  make(unit.result_residual, unit.result_residual_memory, Lane::kDecode);
-  for (ParkedPart& parked : unit.parked) {
-    make(parked.part.values, parked.memory, Lane::kEncode);
   }
-  for (ParkedPart& parked : unit.parked_of_result) {
-    make(parked.part.values, parked.memory, Lane::kDecode);
-  }
-}
-
-bool takes_any(const std::vector<ParkedPart>& parked, const std::vector<ResidualPart>& parts) {
-  return std::any_of(parked.begin(), parked.end(),
-                     [&parts](const ParkedPart& one) { return overlap(one.part, parts); });
 }
 
 // How many times the unit's pieces were encoded.
@@ -103,10 +98,16 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, Con
                 "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
-// Skips empty residuals: a codec without error feedback has none, nor has a forgotten unit.
-void multiply(Device& device, Buffer residual, double factor, Lane lane) {
-  if (residual.data != nullptr) {
-    device.multiply(residual, factor, device.lane(lane));
+// Skips what has no memory: a codec without error feedback has no residual, and a forgotten unit has lost it.
+void multiply(Device& device, const Residual& residual, double factor) {
+  const auto multiply_values = [&](Buffer values) {
+    if (values.data != nullptr) {
+      device.multiply(values, factor, device.lane(residual.lane));
+    }
+  };
+  multiply_values(residual.values);
+  for (const ParkedPart& one : residual.parked) {
+    multiply_values(one.part.values);
   }
 }
 
@@ -135,23 +136,9 @@ std::shared_ptr<DeviceContext> make_contexts(Device& device) {
 
 void Unit::follow_scale(Device& device, double new_scale) {
   if (scale != 0 && scale != new_scale) {
-    multiply(device, residual, scale / new_scale, Lane::kEncode);
-    for (const ParkedPart& one : parked) {
-      multiply(device, one.part.values, scale / new_scale, Lane::kEncode);
-    }
+    multiply(device, pieces, scale / new_scale);
   }
   scale = new_scale;
-}
-
-void Unit::scale_residuals(Device& device, double factor) {
-  const auto scale_all = [&](Buffer values, const std::vector<ParkedPart>& left, Lane lane) {
-    multiply(device, values, factor, lane);
-    for (const ParkedPart& one : left) {
-      multiply(device, one.part.values, factor, lane);
-    }
-  };
-  scale_all(residual, parked, Lane::kEncode);
-  scale_all(result_residual, parked_of_result, Lane::kDecode);
 }
 
 const Unit* UnitTable::find(const UnitKey& key) const {
@@ -231,38 +218,43 @@ bool UnitTable::make_room(uint64_t now) {
 void UnitTable::follow_key(Unit& unit, const UnitKey& key, const ResidualStretches& before,
                            const ResidualStretches& now, ResidualSizes sizes, bool needs_residual) {
   const int64_t bytes_before = unit.residual_bytes();
-  std::vector<ResidualPart> from;
-  std::vector<ResidualPart> from_result;
-  if (unit.has_residual()) {
-    from = parts_of(unit.residual, before.residual, *unit.key.sections);
-    from_result = parts_of(unit.result_residual, before.result_residual, *unit.key.sections);
-  }
-  const DeviceMemory memory = std::move(unit.residual_memory);  // alive until its values have moved
-  const DeviceMemory result_memory = std::move(unit.result_residual_memory);
-  unit.residual = {nullptr, sizes.residual_elements, DataType::kFloat32};
-  unit.result_residual = {nullptr, sizes.result_residual_elements, DataType::kFloat32};
-  const auto is_needed = [&](Buffer residual, const std::vector<ResidualStretch>& stretches,
-                             const std::vector<ResidualPart>& parts, const std::vector<ParkedPart>& parked) {
-    const std::vector<ResidualPart> to = parts_of(residual, stretches, *key.sections);
-    return takes_any(parked, to) ||
-           std::any_of(parts.begin(), parts.end(), [&to](const ResidualPart& part) { return overlap(part, to); });
+  struct Source {
+    std::vector<ResidualPart> parts;
+    DeviceMemory memory;  // alive until the values have moved
   };
-  if (needs_residual || is_needed(unit.residual, now.residual, from, unit.parked) ||
-      is_needed(unit.result_residual, now.result_residual, from_result, unit.parked_of_result)) {
+  const bool had_residual = unit.has_residual();
+  const auto take = [&](Residual& residual, const std::vector<ResidualStretch>& stretches, int64_t num_elements) {
+    Source source;
+    if (had_residual) {
+      source.parts = parts_of(residual.values, stretches, *unit.key.sections);
+    }
+    source.memory = std::move(residual.memory);
+    residual.values = {nullptr, num_elements, DataType::kFloat32};
+    return source;
+  };
+  const Source pieces = take(unit.pieces, before.pieces, sizes.pieces_elements);
+  const Source result = take(unit.result, before.result, sizes.result_elements);
+  const auto is_needed = [&](const Residual& residual, const std::vector<ResidualStretch>& stretches,
+                             const Source& source) {
+    const std::vector<ResidualPart> to = parts_of(residual.values, stretches, *key.sections);
+    const auto arrives = [&to](const ResidualPart& part) { return overlap(part, to); };
+    return std::ranges::any_of(residual.parked, arrives, &ParkedPart::part) ||
+           std::ranges::any_of(source.parts, arrives);
+  };
+  if (needs_residual || is_needed(unit.pieces, now.pieces, pieces) || is_needed(unit.result, now.result, result)) {
     make_residuals(*device_, key, sizes, unit);
   } else {
-    unit.residual = unit.result_residual = {};
+    unit.pieces.values = unit.result.values = {};
   }
-  const auto move = [&](Lane lane, const std::vector<ResidualPart>& parts, Buffer residual,
-                        const std::vector<ResidualStretch>& stretches, std::vector<ParkedPart>& parked) {
+  const auto move = [&](const Source& source, Residual& residual, const std::vector<ResidualStretch>& stretches) {
     std::vector<ResidualPart> to;
-    if (residual.num_elements > 0) {
-      to = parts_of(residual, stretches, *key.sections);
+    if (residual.values.num_elements > 0) {
+      to = parts_of(residual.values, stretches, *key.sections);
     }
-    move_parts(*device_, device_->lane(lane), parts, to, parked);
+    move_parts(*device_, device_->lane(residual.lane), source.parts, to, residual.parked);
   };
-  move(Lane::kEncode, from, unit.residual, now.residual, unit.parked);
-  move(Lane::kDecode, from_result, unit.result_residual, now.result_residual, unit.parked_of_result);
+  move(pieces, unit.pieces, now.pieces);
+  move(result, unit.result, now.result);
   unit.key = key;
   set_hash(*device_, unit);
   residual_bytes_ += unit.residual_bytes() - bytes_before;
@@ -270,13 +262,15 @@ void UnitTable::follow_key(Unit& unit, const UnitKey& key, const ResidualStretch
 
 void UnitTable::add_residuals(Unit& unit, const UnitKey& key, ResidualSizes sizes) {
   make_residuals(*device_, key, sizes, unit);
-  residual_bytes_ += unit.residual.bytes() + unit.result_residual.bytes();
+  residual_bytes_ += unit.pieces.values.bytes() + unit.result.values.bytes();
 }
 
 void UnitTable::drop_residuals(Unit& unit) {
-  residual_bytes_ -= unit.residual.bytes() + unit.result_residual.bytes();
-  unit.residual = unit.result_residual = {};
-  unit.residual_memory = unit.result_residual_memory = nullptr;
+  for (Residual* const residual : unit.both()) {
+    residual_bytes_ -= residual->values.bytes();
+    residual->values = {};
+    residual->memory = nullptr;
+  }
 }
 
 void UnitTable::load(const UnitState& state, ResidualSizes sizes, uint64_t now) {
@@ -290,11 +284,11 @@ void UnitTable::load(const UnitState& state, ResidualSizes sizes, uint64_t now) 
   if (state.residual.num_elements + state.result_residual.num_elements > 0) {
     make_residuals(*device_, state.key, sizes, unit);
   }
-  check_loadable(state.key, "residual", state.residual, unit.residual);
-  check_loadable(state.key, "result residual", state.result_residual, unit.result_residual);
+  check_loadable(state.key, "residual", state.residual, unit.pieces.values);
+  check_loadable(state.key, "result residual", state.result_residual, unit.result.values);
   const auto copy = [this](ConstBuffer from, Buffer to) { device_->write(from, to.slice(0, from.num_elements)); };
-  copy(state.residual, unit.residual);
-  copy(state.result_residual, unit.result_residual);
+  copy(state.residual, unit.pieces.values);
+  copy(state.result_residual, unit.result.values);
   for (const ParkedState& parked : state.parked) {
     check_loadable(state.key, "part of a residual", parked.values,
                    {nullptr, parked.values.num_elements, DataType::kFloat32});
@@ -302,8 +296,8 @@ void UnitTable::load(const UnitState& state, ResidualSizes sizes, uint64_t now) 
     DeviceMemory memory = device_->allocate(values.bytes());
     values.data = memory.get();
     device_->write(parked.values, values);
-    std::vector<ParkedPart>& list = parked.of_result ? unit.parked_of_result : unit.parked;
-    list.push_back({{parked.piece, parked.parameter, parked.begin, values}, std::move(memory)});
+    Residual& residual = parked.of_result ? unit.result : unit.pieces;
+    residual.parked.push_back({{parked.piece, parked.parameter, parked.begin, values}, std::move(memory)});
   }
   unit.last_use = now;
   residual_bytes_ += unit.residual_bytes() - (found != units_.end() ? found->second.residual_bytes() : 0);
@@ -316,12 +310,12 @@ std::vector<UnitState> UnitTable::states() const {
   const auto readable = [](Buffer residual) { return residual.data != nullptr ? residual : Buffer{}; };
   for (const auto& [identity, unit] : units_) {
     UnitState& state = states.emplace_back(UnitState{unit.key, step_of(*device_, unit), unit.scale,
-                                                     readable(unit.residual), readable(unit.result_residual)});
-    for (const auto* list : {&unit.parked, &unit.parked_of_result}) {
-      for (const ParkedPart& one : *list) {
+                                                     readable(unit.pieces.values), readable(unit.result.values)});
+    for (const Residual* const residual : unit.both()) {
+      for (const ParkedPart& one : residual->parked) {
         if (one.memory != nullptr) {
           state.parked.push_back(
-              {list == &unit.parked_of_result, one.part.piece, one.part.parameter, one.part.begin, one.part.values});
+              {residual == &unit.result, one.part.piece, one.part.parameter, one.part.begin, one.part.values});
         }
       }
     }
@@ -332,7 +326,8 @@ std::vector<UnitState> UnitTable::states() const {
 void UnitTable::scale_residuals(double factor, const Owners& owners) {
   for (auto& [identity, unit] : units_) {
     if (includes(owners, unit.key.owner)) {
-      unit.scale_residuals(*device_, factor);
+      multiply(*device_, unit.pieces, factor);
+      multiply(*device_, unit.result, factor);
     }
   }
 }
@@ -378,10 +373,9 @@ void UnitTable::forget(const std::set<uint64_t>& owners) {
     }
     unit.kept.reset();
     residual_bytes_ -= unit.residual_bytes();
-    free(unit.residual, unit.residual_memory);
-    free(unit.result_residual, unit.result_residual_memory);
-    for (auto* list : {&unit.parked, &unit.parked_of_result}) {
-      for (ParkedPart& one : *list) {
+    for (Residual* const residual : unit.both()) {
+      free(residual->values, residual->memory);
+      for (ParkedPart& one : residual->parked) {
         free(one.part.values, one.memory);
       }
     }

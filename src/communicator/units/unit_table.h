@@ -18,8 +18,8 @@ class TagcFlat;
 
 // How many elements one unit's residuals have on this rank.
 struct ResidualSizes {
-  int64_t residual_elements = 0;
-  int64_t result_residual_elements = 0;
+  int64_t pieces_elements = 0;
+  int64_t result_elements = 0;
 };
 
 // A unit's codecs, which the communicator owns.
@@ -56,9 +56,8 @@ struct Unit : Residuals {
 
   // Rescales the residual so that scale * residual keeps its value.
   void follow_scale(Device& device, double new_scale);
-  void scale_residuals(Device& device, double factor);
-  bool has_residual() const { return residual.num_elements > 0; }
-  bool has_parked() const { return !parked.empty() || !parked_of_result.empty(); }
+  bool has_residual() const { return pieces.values.num_elements > 0; }
+  bool has_parked() const { return !pieces.parked.empty() || !result.parked.empty(); }
 };
 
 // Holds at most `max_units` units: a new unit takes the place of one that was not reduced for long. Residuals are
