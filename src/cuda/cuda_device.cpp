@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <new>
-#include <utility>
 #include <vector>
 
 #include "codec/weights/device.h"

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "codec/gpu_device.h"
 #include "codec/weights/weight_coder.h"

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "base/aligned_memory.h"
+
 namespace isthmus {
 
 Buffer Scratch::take(int64_t num_elements, DataType dtype) {

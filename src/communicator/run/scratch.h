@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/aligned_memory.h"
 #include "isthmus/buffer.h"
 #include "isthmus/device.h"
 

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 
 #include "communicator/units/reduction_plan.h"
 #include "isthmus/device.h"
