@@ -9,21 +9,10 @@
 
 #include "torch/backend/live_backends.h"
 #include "torch/base/without_gil.h"
-#include "torch/faults/errors.h"
 #include "torch/units/gradient_labels.h"
 
 namespace isthmus::torch_backend {
 namespace {
-
-SplitFunction& split_function() {
-  static SplitFunction function;
-  return function;
-}
-
-std::function<void(BackendIsthmus&)>& shutdown_listener() {
-  static auto* listener = new std::function<void(BackendIsthmus&)>;  // never destroyed: it holds a Python object
-  return *listener;
-}
 
 std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int size) {
   std::vector<int> ranks(global_ranks.begin(), global_ranks.end());
@@ -35,10 +24,6 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
 }
 
 }  // namespace
-
-void set_split_function(SplitFunction function) { split_function() = std::move(function); }
-
-void set_shutdown_listener(std::function<void(BackendIsthmus&)> listener) { shutdown_listener() = std::move(listener); }
 
 BackendIsthmus::BackendIsthmus(BackendParts parts)
     : Backend(parts.rank, parts.size),
@@ -127,7 +112,7 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
   for (const int rank : ranks) {
     own->global_ranks_in_group.push_back(group_.global_ranks.at(rank));
   }
-  auto part = split_function()(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
+  auto part = split_function(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
   if (auto* isthmus_part = dynamic_cast<BackendIsthmus*>(part.get())) {
     std::unique_lock lock(mutex_);
     const auto device = device_;
@@ -161,8 +146,8 @@ void BackendIsthmus::abort() {
 }
 
 void BackendIsthmus::shutdown() {
-  if (group_.process.is_this() && shutdown_listener()) {
-    shutdown_listener()(*this);
+  if (group_.process.is_this() && shutdown_listener) {
+    shutdown_listener(*this);
   }
   shutdown_within(std::chrono::milliseconds::max());
 }

@@ -46,14 +46,15 @@ struct BackendParts {
 };
 
 // Constructs a backend over some ranks of another one. Python sets it, since only Python can construct Gloo backends.
+// Like all functions that Python sets, it is never destroyed: other threads may run until the process ends.
 using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
-void set_split_function(SplitFunction function);
+inline auto& split_function = *new SplitFunction;
 
-// Sets a function that torch's shutdown() calls first, while everything still exists. Destructors and the interpreter's
-// exit do not call it. Python sets it before the first group is made.
+// Torch's shutdown() calls it first, while everything still exists. Destructors and the interpreter's exit do not call
+// it. Python sets it before the first group is made.
 class BackendIsthmus;
-void set_shutdown_listener(std::function<void(BackendIsthmus& backend)> listener);
+inline auto& shutdown_listener = *new std::function<void(BackendIsthmus& backend)>;
 
 // Each override of a torch call records that the call has arrived, finds the side of its tensors, and passes it to that
 // side's two tiers or to its world backend. CpuSide and make_cuda_side() say which thread runs what.

@@ -71,8 +71,9 @@ std::vector<std::string> notes_on(const Group& group, const BackendStats& stats)
 BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters) {
   BackendStats stats;
   stats.node_map = group.map.to_string();
-  stats.calls = counters.calls();
-  stats.dtypes = counters.dtypes();
+  const CallCounters::Counts counts = counters.counts();
+  stats.calls = counts.calls;
+  stats.dtypes = counts.dtypes;
   for (Side* side : sides) {
     if (auto device = side->stats()) {
       add(device->path, stats.path);
@@ -81,7 +82,7 @@ BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const
       stats.devices[device->device] = std::move(device->path);
     }
   }
-  for (const auto& [reason, calls] : counters.exact_calls()) {
+  for (const auto& [reason, calls] : counts.exact_calls) {
     stats.path.exact_calls[reason] += calls;
   }
   stats.notes = notes_on(group, stats);

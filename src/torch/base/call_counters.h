@@ -23,45 +23,40 @@ class CallCounters {
 
   void count_call(const char* call) {
     const std::lock_guard lock(mutex_);
-    ++calls_[call];
+    ++counts_.calls[call];
   }
-  // Counts a reduction, or a gather with codec=auto, that goes to the world backend, by its reason.
+  // Counts a reduction that goes to the world backend, by its reason.
   void count_exact(const char* reason) {
     const std::lock_guard lock(mutex_);
-    ++exact_calls_[reason];
+    ++counts_.exact_calls[reason];
   }
 
   // Notes the type of a unit's elements; `unit` is a UnitKey::hash().
   void note_dtype(uint64_t unit, const char* dtype) {
     const std::lock_guard lock(mutex_);
-    dtypes_[unit] = dtype;
+    counts_.dtypes[unit] = dtype;
   }
 
-  std::map<std::string, int64_t> calls() const {
+  struct Counts {
+    std::map<std::string, int64_t> calls;
+    std::map<std::string, int64_t> exact_calls;
+    std::map<uint64_t, std::string> dtypes;  // of units, by UnitKey::hash()
+  };
+  Counts counts() const {
     const std::lock_guard lock(mutex_);
-    return calls_;
-  }
-  std::map<std::string, int64_t> exact_calls() const {
-    const std::lock_guard lock(mutex_);
-    return exact_calls_;
-  }
-  std::map<uint64_t, std::string> dtypes() const {
-    const std::lock_guard lock(mutex_);
-    return dtypes_;
+    return counts_;
   }
   // Zeroes the counters, but not the sequence number and the types of units.
   void reset() {
     const std::lock_guard lock(mutex_);
-    calls_.clear();
-    exact_calls_.clear();
+    counts_.calls.clear();
+    counts_.exact_calls.clear();
   }
 
  private:
   mutable std::mutex mutex_;  // guards the members below
   uint64_t next_sequence_number_ = 0;
-  std::map<std::string, int64_t> calls_;
-  std::map<std::string, int64_t> exact_calls_;
-  std::map<uint64_t, std::string> dtypes_;
+  Counts counts_;
 };
 
 }  // namespace isthmus::torch_backend

@@ -1,7 +1,6 @@
 // The properties of a process group that never change.
 #pragma once
 
-#include <chrono>
 #include <utility>
 #include <vector>
 

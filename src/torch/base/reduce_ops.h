@@ -7,9 +7,15 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "torch/base/world_abilities.h"
-
 namespace isthmus::torch_backend {
+
+// Features that only some world backends have.
+struct WorldAbilities {
+  bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
+  bool all_to_all_of_lists = false;
+  bool coalesced_gathers = false;
+  bool groups = false;  // calls between its startCoalescing() and endCoalescing() start together
+};
 
 // Returns the factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in GPU memory, where
 // reading it would block.

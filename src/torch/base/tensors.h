@@ -15,22 +15,6 @@
 
 namespace isthmus::torch_backend {
 
-inline at::ScalarType scalar_type(DataType dtype) {
-  switch (dtype) {
-    case DataType::kByte:
-      return at::kByte;
-    case DataType::kFloat32:
-      return at::kFloat;
-    case DataType::kBFloat16:
-      return at::kBFloat16;
-    case DataType::kFloat16:
-      return at::kHalf;
-    case DataType::kFloat64:
-      return at::kDouble;
-  }
-  return at::kByte;
-}
-
 // Returns the type in which the two-tier path can reduce such a tensor, if it can.
 inline std::optional<DataType> floating_dtype(at::ScalarType type) {
   switch (type) {

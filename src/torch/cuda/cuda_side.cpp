@@ -22,7 +22,6 @@
 #include "isthmus/error.h"
 #include "torch/cuda/cuda_work.h"
 #include "torch/cuda/torch_cuda_device.h"
-#include "torch/faults/errors.h"
 #include "transport/message_transport.h"  // Clock
 #include "transport/nccl_tiers.h"
 #include "transport/side_by_side.h"
@@ -114,7 +113,6 @@ class CudaSide final : public Side {
   void reset_stats() override;
 
   void connect(at::Device device) override;
-  void describe(const std::string& group) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
 
   FaultReport last_call() const override;
@@ -406,12 +404,6 @@ void CudaSide::connect(at::Device device) {
   }
   if (group_.owns_worlds) {
     parts_.world->eagerConnectSingleDevice(device);
-  }
-}
-
-void CudaSide::describe(const std::string& group) {
-  if (group_.owns_worlds) {
-    parts_.world->setGroupDesc(group);
   }
 }
 

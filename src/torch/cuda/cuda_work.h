@@ -10,7 +10,7 @@
 
 #include "isthmus/device.h"
 #include "torch/base/own_process.h"
-#include "torch/sides/two_tier_call.h"
+#include "torch/sides/side.h"
 #include "torch/works/work.h"
 
 namespace isthmus::torch_backend {

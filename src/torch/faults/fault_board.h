@@ -30,6 +30,9 @@ class PatientStore {
   std::shared_ptr<State> state_;
 };
 
+// Drops the source locations that torch appends to an error's text.
+inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 // Where one rank was when its operation failed.
 struct FaultReport {
   uint64_t sequence_number = 0;

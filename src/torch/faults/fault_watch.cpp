@@ -1,11 +1,11 @@
 #include "torch/faults/fault_watch.h"
 
+#include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
 #include <utility>
 
 #include "isthmus/error.h"
-#include "torch/faults/errors.h"
 #include "transport/message_transport.h"  // Clock
 
 namespace isthmus::torch_backend {
@@ -17,6 +17,10 @@ constexpr std::chrono::milliseconds kWatchPause{500};
 // The pause between a call on a GPU and the first look for other ranks' reports; later pauses grow up to the longest.
 constexpr std::chrono::milliseconds kFirstLookPause{500};
 constexpr std::chrono::milliseconds kLongestLookPause{30000};
+
+std::exception_ptr dist_error(const std::string& text) {
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
+}
 
 }  // namespace
 

@@ -9,7 +9,6 @@
 #include "communicator/path/segments.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
-#include "isthmus/nccl.h"
 #include "isthmus/packet_header.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
@@ -354,16 +353,16 @@ void bind_functions(py::module_& module) {
   module.def(
       "set_split_function",
       [](py::object function) {
-        set_split_function([function = function.release()](const auto& store, int rank, int size, const auto& options) {
+        split_function = [function = function.release()](const auto& store, int rank, int size, const auto& options) {
           py::gil_scoped_acquire gil;
           return function(store, rank, size, options).template cast<BackendPtr>();
-        });
+        };
       },
       "How Backend.split constructs a backend: function(store, rank, size, options).");
   module.def(
       "set_shutdown_listener",
       [](py::object function) {
-        set_shutdown_listener([function = function.release()](BackendIsthmus& backend) {
+        shutdown_listener = [function = function.release()](BackendIsthmus& backend) {
           const WithoutGil without_gil;
           const BackendStats stats = backend.stats();
           const py::gil_scoped_acquire gil;
@@ -372,25 +371,25 @@ void bind_functions(py::module_& module) {
           } catch (py::error_already_set& error) {
             error.discard_as_unraisable("isthmus: the last statistics of a group");
           }
-        });
+        };
       },
       "Who gets the statistics of a group that torch shuts down: function(description, unique name, statistics).");
   module.def(
       "set_warning_function",
       [](py::object function) {
-        set_warning_function([function = function.release()](const std::string& text) {
+        warning_function = [function = function.release()](const std::string& text) {
           const py::gil_scoped_acquire gil;
           function(text);
-        });
+        };
       },
       "Where the backend's warnings go: function(text), on the thread that makes a collective's call.");
   module.def(
       "set_third_step_function",
       [](py::object function) {
-        set_third_step_function([function = function.release()] {
+        third_step_function = [function = function.release()] {
           const py::gil_scoped_acquire gil;
           function();
-        });
+        };
       },
       "What is called when the third step of a group begins that was asked to leave something out: function(), on the "
       "thread that makes a collective's call.");

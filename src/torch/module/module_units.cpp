@@ -96,6 +96,14 @@ py::dict to_dict(const SavedUnit& unit) {
                   "parked_values"_a = tensor_or_empty(unit.parked_values));
 }
 
+py::list list_of_units(const std::vector<SavedUnit>& units) {
+  py::list list;
+  for (const SavedUnit& unit : units) {
+    list.append(to_dict(unit));
+  }
+  return list;
+}
+
 SavedUnit from_dict(const py::dict& state) {
   SavedUnit unit;
   unit.key.name = state["name"].cast<std::string>();
@@ -119,7 +127,7 @@ SavedUnit from_dict(const py::dict& state) {
 
 void set_python_fsdp_caller(py::object caller) {
   using Found = std::optional<std::tuple<py::tuple, bool, std::optional<at::Tensor>>>;
-  set_fsdp_caller([function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
+  fsdp_caller = [function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
     const py::gil_scoped_acquire gil;
     std::optional<FsdpCaller> found;
     if (auto answer = function(output, input).template cast<Found>()) {
@@ -130,15 +138,15 @@ void set_python_fsdp_caller(py::object caller) {
       }
     }
     return found;
-  });
+  };
 }
 
 void set_python_weights_caller(py::object caller) {
-  set_weights_caller([function = caller.release()] {
+  weights_caller = [function = caller.release()] {
     const py::gil_scoped_acquire gil;
     auto [owner, name] = function().template cast<std::tuple<uint64_t, std::string>>();
     return WeightsCaller{owner, std::move(name)};
-  });
+  };
 }
 
 void bind_tags(py::module_& module) {
@@ -166,10 +174,8 @@ void bind_tags(py::module_& module) {
       },
       "stream"_a,
       "Collectives of this thread on CUDA tensors begin behind the present work of this cudaStream_t, which wrote "
-      "their "
-      "inputs; a gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: they "
-      "begin "
-      "behind the current stream.");
+      "their inputs; a gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: "
+      "they begin behind the current stream.");
   module.def(
       "name_parameter",
       [](const at::Tensor& parameter, std::string name, uint64_t layout, const std::string& exact, uint64_t owner) {
@@ -177,8 +183,7 @@ void bind_tags(py::module_& module) {
       },
       "parameter"_a, "name"_a, "layout"_a, "exact"_a, "owner"_a = 0,
       "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
-      "flat "
-      "parameter, and those of a DTensor that is gathered before it is used.");
+      "flat parameter, and those of a DTensor that is gathered before it is used.");
   module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
              "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
              "makes the call, else (unit, is_label, flat_parameter). unit: name, layout, exact, owner and sections, as "
@@ -200,25 +205,10 @@ void bind_units(py::module_& module, BackendClass& backend) {
   bind_tags(module);
   backend
       .def(
-          "unit_states",
-          [](BackendIsthmus& self) {
-            py::list states;
-            for (const SavedUnit& unit : self.units().states()) {
-              states.append(to_dict(unit));
-            }
-            return states;
-          },
+          "unit_states", [](BackendIsthmus& self) { return list_of_units(self.units().states()); },
           "The state of this rank's units, copied.")
       .def(
-          "end",
-          [](BackendIsthmus& self, bool undo) {
-            py::list states;
-            for (const SavedUnit& unit : self.end(undo)) {
-              states.append(to_dict(unit));
-            }
-            return states;
-          },
-          "undo"_a,
+          "end", [](BackendIsthmus& self, bool undo) { return list_of_units(self.end(undo)); }, "undo"_a,
           "Aborts the group, closes its connections, and returns unit_states(); undo: as they were at begin_step().")
       .def(
           "begin_step", [](BackendIsthmus& self, uint64_t step) { self.units().begin_step(step); }, "step"_a,

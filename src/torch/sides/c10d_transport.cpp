@@ -8,7 +8,7 @@
 
 #include "base/stable_hash.h"
 #include "isthmus/error.h"
-#include "torch/faults/errors.h"
+#include "torch/faults/fault_board.h"
 
 namespace isthmus::torch_backend {
 namespace {

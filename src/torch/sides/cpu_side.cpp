@@ -90,7 +90,7 @@ c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const
   auto work =
       c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, list_of(call.input), list_of(call.output));
   work->complete_on(callback_threads_);
-  work->tell_waits([exposure = exposure_](double seconds) { exposure->add_wait(seconds); });
+  work->tell_waits([total = seconds_](double seconds) { total->waited += seconds; });
   return work;
 }
 
@@ -185,7 +185,7 @@ void CpuSide::run_collective(Job& job) {
     return;
   }
   faults_.wait_ends();
-  exposure_->add_run(std::chrono::duration<double>(Clock::now() - begin).count());
+  seconds_->ran += std::chrono::duration<double>(Clock::now() - begin).count();
   job.work->complete();
 }
 
@@ -194,8 +194,7 @@ std::optional<SideStats> CpuSide::stats() {
   if (!communicator_) {
     return std::nullopt;
   }
-  const Exposure::Seconds seconds = exposure_->totals();
-  SideStats stats{"cpu", communicator_->stats(), seconds.run_s, seconds.wait_s};
+  SideStats stats{"cpu", communicator_->stats(), seconds_->ran, seconds_->waited};
   for (const auto& transport : transports_) {
     stats.path.scratch_bytes += transport->scratch_bytes();
   }
@@ -207,18 +206,12 @@ void CpuSide::reset_stats() {
   if (communicator_) {
     communicator_->reset_stats();
   }
-  exposure_->reset_totals();
+  seconds_->ran = seconds_->waited = 0;
 }
 
 void CpuSide::connect(at::Device device) {
   if (group_.owns_worlds) {
     world()->eagerConnectSingleDevice(device);
-  }
-}
-
-void CpuSide::describe(const std::string& group) {
-  if (group_.owns_worlds) {
-    world()->setGroupDesc(group);
   }
 }
 

@@ -1,6 +1,7 @@
 // The side of CPU tensors: a worker thread that runs the two-tier path, and a world backend (Gloo).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -13,7 +14,6 @@
 #include "torch/base/group.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/side.h"
-#include "torch/works/exposure.h"
 #include "transport/message_transport.h"
 
 namespace isthmus::torch_backend {
@@ -58,11 +58,7 @@ class CpuSide final : public Side {
   void reset_stats() override;
 
   void connect(at::Device device) override;
-  void describe(const std::string& group) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
-
-  FaultReport last_call() const override { return {}; }
-  void throw_if_faulted(FaultReport /*operation*/) override {}
 
   bool drain(std::chrono::milliseconds patience) override;
   void run_at_end(const std::function<void(Communicator&)>& action) override;
@@ -76,6 +72,12 @@ class CpuSide final : public Side {
     c10::intrusive_ptr<WorkerWork> work;
     std::function<void(Communicator&)> run;
     bool sends = true;  // false: a local job, whose failure leaves the group usable
+  };
+
+  // See SideStats.
+  struct Seconds {
+    std::atomic<double> ran = 0;
+    std::atomic<double> waited = 0;
   };
 
   void make_communicator(const CpuParts& parts);
@@ -92,7 +94,7 @@ class CpuSide final : public Side {
   const Group& group_;
   FaultWatch& faults_;
   CallCounters& counters_;
-  const std::shared_ptr<Exposure> exposure_ = std::make_shared<Exposure>();  // Works may outlive this
+  const std::shared_ptr<Seconds> seconds_ = std::make_shared<Seconds>();  // Works may outlive this
 
   std::mutex mutex_;                                           // guards the members below
   std::condition_variable wakes_;                              // notified on a new job and on stopping_

@@ -30,8 +30,7 @@ ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
   return {residual.data_ptr(), residual.numel(), DataType::kFloat32};
 }
 
-std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
-  std::vector<SavedUnit> saved;
+void append_copies_of_units(Communicator& communicator, std::vector<SavedUnit>& saved) {
   Device& device = communicator.device();
   for (const UnitState& unit : communicator.units().states()) {
     SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
@@ -52,7 +51,6 @@ std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
       }
     }
   }
-  return saved;
 }
 
 void load_into(Communicator& communicator, const SavedUnit& unit) {
@@ -66,10 +64,19 @@ DeviceUnits::DeviceUnits(const Group& group, std::vector<Side*> sides)
     : group_(group), sides_(std::move(sides)), reduces_(sides_.back()) {}
 
 void DeviceUnits::run_everywhere(const char* name, const std::function<void(Communicator&)>& action) {
-  run(*sides_.front(), name, action);
-  for (size_t i = 1; i < sides_.size(); ++i) {
-    if (sides_[i]->has_communicator()) {
-      run(*sides_[i], name, action);
+  const WithoutGil without_gil;
+  group_.process.require_this();
+  for (Side* side : sides_) {
+    if (side->has_communicator()) {
+      side->run_between_collectives(name, action);
+    }
+  }
+}
+
+void DeviceUnits::post_everywhere(const char* name, const std::function<void(Communicator&)>& action) {
+  for (Side* side : sides_) {
+    if (side->has_communicator()) {
+      side->post_between_collectives(name, action);
     }
   }
 }
@@ -84,22 +91,17 @@ void DeviceUnits::run(Side& side, const char* name, const std::function<void(Com
 
 void DeviceUnits::forget_those_gone() {
   const std::set<uint64_t> owners = gone_.take();
-  for (Side* side : sides_) {
-    if (!owners.empty() && group_.two_tier() && side->has_communicator()) {
-      side->post_between_collectives("isthmus:forget_units",
-                                     [owners](Communicator& communicator) { communicator.units().forget(owners); });
-    }
+  if (!owners.empty()) {
+    post_everywhere("isthmus:forget_units",
+                    [owners](Communicator& communicator) { communicator.units().forget(owners); });
   }
 }
 
 std::vector<SavedUnit> DeviceUnits::states() {
   forget_those_gone();
   std::vector<SavedUnit> saved;
-  run_everywhere("isthmus:unit_states", [&saved](Communicator& communicator) {
-    for (SavedUnit& unit : copies_of_units(communicator)) {
-      saved.push_back(std::move(unit));
-    }
-  });
+  run_everywhere("isthmus:unit_states",
+                 [&saved](Communicator& communicator) { append_copies_of_units(communicator, saved); });
   return saved;
 }
 
@@ -119,9 +121,7 @@ std::vector<SavedUnit> DeviceUnits::states_at_end(bool undo) {
       if (undo) {
         communicator.units().undo_step();
       }
-      for (SavedUnit& unit : copies_of_units(communicator)) {
-        saved.push_back(std::move(unit));
-      }
+      append_copies_of_units(communicator, saved);
     });
   }
   return saved;
@@ -151,7 +151,7 @@ void DeviceUnits::bring_loaded_to(Side& side) {
   }
   std::vector<SavedUnit> units;
   run(*from, "isthmus:unit_states", [&units](Communicator& communicator) {
-    units = copies_of_units(communicator);
+    append_copies_of_units(communicator, units);
     communicator.units().clear();
   });
   run(side, "isthmus:load_unit", [&units](Communicator& communicator) {
@@ -189,11 +189,7 @@ void DeviceUnits::end_step(bool skipped, double factor, const Owners& owners) {
       units.scale_residuals(factor, owners);
     }
   };
-  for (Side* side : sides_) {
-    if (group_.two_tier() && (side == sides_.front() || side->has_communicator())) {
-      side->post_between_collectives("isthmus:end_step", action);
-    }
-  }
+  post_everywhere("isthmus:end_step", action);
 }
 
 }  // namespace isthmus::torch_backend

@@ -55,6 +55,8 @@ class DeviceUnits {
  private:
   void forget_those_gone();
   void run(Side& side, const char* name, const std::function<void(Communicator&)>& action);
+  // On all devices that have units.
+  void post_everywhere(const char* name, const std::function<void(Communicator&)>& action);
   void run_everywhere(const char* name, const std::function<void(Communicator&)>& action);
 
   const Group& group_;

@@ -1,6 +1,8 @@
 // The half of a process group that works on one kind of device: its world backend, and the two-tier path there.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -8,14 +10,34 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "isthmus/communicator.h"
-#include "torch/base/world_abilities.h"
+#include "torch/base/reduce_ops.h"
+#include "torch/base/tensors.h"
 #include "torch/faults/fault_watch.h"
-#include "torch/sides/two_tier_call.h"
 #include "torch/works/work.h"
 
 namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// One operation of the two-tier path, on the CPU or on a GPU.
+struct TwoTierCall {
+  FaultReport operation;  // without phase and error
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = nullptr;  // for profilers
+  at::Tensor input;             // contiguous
+  bool input_is_copy = false;   // nobody else holds it
+  at::Tensor output;            // the caller's
+  at::Tensor written;           // contiguous: `output` itself, or copied to it after the operation
+  std::chrono::milliseconds timeout{0};
+  std::function<EventPtr(Communicator&, Stream)> run;  // reads `input`, writes `written`
+
+  // Called after run(); copies in the calling thread, on its current stream.
+  void copy_back() const {
+    if (!written.is_same(output)) {
+      write(output, written, /*non_blocking=*/true);
+    }
+  }
+};
 
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
@@ -62,8 +84,6 @@ class Side : public WatchedCalls {
 
   // Connects the ranks' devices now instead of at the first call. Collective.
   virtual void connect(at::Device device) = 0;
-  // Names the group in the flight recorder.
-  virtual void describe(const std::string& group) = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
   // The process ends: from now on neither abort() nor shutdown() touches what the process's end closes as well, and

@@ -13,7 +13,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
-#include "isthmus/communicator.h"
 #include "isthmus/unit.h"
 
 namespace isthmus::torch_backend {

@@ -12,16 +12,6 @@ namespace {
 
 bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
 
-FindFsdpCaller& fsdp_caller() {
-  static auto* find = new FindFsdpCaller;  // never destroyed: it holds a Python object
-  return *find;
-}
-
-std::function<void()>& third_step_function() {
-  static auto* function = new std::function<void()>;  // never destroyed: it holds a Python object
-  return *function;
-}
-
 UnitKey make_key(std::string name, const ReductionShape& shape) {
   UnitKey key;
   key.name = std::move(name);
@@ -58,8 +48,8 @@ ReductionCall current_call() {
 // Adds Python's answer about a call that may be FSDP's.
 void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor& input) {
   const bool is_told = call.pushed != nullptr && !call.pushed->by_user;
-  if (call.in_fsdp_reduction && !is_told && fsdp_caller()) {
-    call.fsdp = fsdp_caller()(output, input);
+  if (call.in_fsdp_reduction && !is_told && fsdp_caller) {
+    call.fsdp = fsdp_caller(output, input);
   }
 }
 
@@ -73,10 +63,6 @@ void forget_unfit_sections(UnitKey& key, int num_ranks) {
 
 }  // namespace
 
-void set_fsdp_caller(FindFsdpCaller find) { fsdp_caller() = std::move(find); }
-
-void set_third_step_function(std::function<void()> function) { third_step_function() = std::move(function); }
-
 GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
     : group_(group), counters_(counters), covers_job_(covers_job), gradients_(group.options.gradients) {}
 
@@ -86,8 +72,8 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
     counters_.count_exact("the group is not on several nodes of one size");
     return std::nullopt;
   }
-  if (third_step_begins() && third_step_function()) {
-    third_step_function()();
+  if (third_step_begins() && third_step_function) {
+    third_step_function();
   }
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, group_.size);

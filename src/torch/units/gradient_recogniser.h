@@ -62,13 +62,12 @@ class ParameterNumbers {
 
 // Asks Python whether FSDP itself makes the calling thread's reduction, and for which unit. Without this function, only
 // pushed units of FSDP are recognised.
-using FindFsdpCaller = std::function<std::optional<FsdpCaller>(const at::Tensor& output, const at::Tensor& input)>;
-void set_fsdp_caller(FindFsdpCaller find);
+inline auto& fsdp_caller =
+    *new std::function<std::optional<FsdpCaller>(const at::Tensor& output, const at::Tensor& input)>;
 
-// Sets the function to call when the third step of a group begins that is asked to compress: its first two steps have
-// shown whether it does. A thread that makes the group's calls calls it, without locks. Set once, before the first
-// group.
-void set_third_step_function(std::function<void()> function);
+// Called when the third step of a group begins that is asked to compress: its first two steps have shown whether it
+// does. A thread that makes the group's calls calls it, without locks. Python sets it once, before the first group.
+inline auto& third_step_function = *new std::function<void()>;
 
 // The threads that make the group's calls call this; `mutex_` is not held while Python is asked.
 //

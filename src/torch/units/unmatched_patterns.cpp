@@ -18,11 +18,6 @@ constexpr int kTimes = 3;
 constexpr size_t kMaxUnits = 4096;
 constexpr size_t kShownUnits = 5;
 
-std::function<void(const std::string&)>& warning_function() {
-  static auto* function = new std::function<void(const std::string&)>;  // never destroyed: it holds a Python object
-  return *function;
-}
-
 // What has been seen with one value of the option.
 struct Watched {
   std::vector<std::string> unmatched;
@@ -82,17 +77,13 @@ std::string look(const std::string& units, const UnitKey& unit) {
 
 }  // namespace
 
-void set_warning_function(std::function<void(const std::string&)> function) {
-  warning_function() = std::move(function);
-}
-
 void look_for_unmatched_patterns(const std::string& units, const UnitKey& unit) {
   if (units == "*") {
     return;
   }
   const std::string text = look(units, unit);
-  if (!text.empty() && warning_function()) {
-    warning_function()(text);
+  if (!text.empty() && warning_function) {
+    warning_function(text);
   }
 }
 

@@ -9,9 +9,9 @@
 
 namespace isthmus::torch_backend {
 
-// Sets where warnings go. Threads that make a group's calls call the function, without locks. Set once, before the
-// first group.
-void set_warning_function(std::function<void(const std::string& text)> function);
+// Where warnings go. Threads that make a group's calls call it, without locks. Python sets it once, before the first
+// group.
+inline auto& warning_function = *new std::function<void(const std::string& text)>;
 
 // Called when a reduction of the unit begins in a group with this value of the option `units`. Warns once for each
 // value, when a unit comes for the third time: by then all units have come. All groups of the process share a value, as

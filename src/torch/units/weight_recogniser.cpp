@@ -6,22 +6,11 @@
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
-namespace {
-
-std::function<WeightsCaller()>& caller_function() {
-  static auto* function = new std::function<WeightsCaller()>;  // never destroyed: it holds a Python object
-  return *function;
-}
-
-}  // namespace
-
-void set_weights_caller(std::function<WeightsCaller()> caller) { caller_function() = std::move(caller); }
-
 std::optional<UnitKey> WeightRecogniser::recognise(const at::Tensor& output) {
-  if (!is_active() || !caller_function()) {
+  if (!is_active() || !weights_caller) {
     return std::nullopt;
   }
-  const WeightsCaller caller = caller_function()();
+  const WeightsCaller caller = weights_caller();
   if (caller.owner == 0) {
     return std::nullopt;
   }

@@ -22,8 +22,8 @@ struct WeightsCaller {
   uint64_t owner = 0;  // the object that gathers its parameters; a number is never reused in this process
   std::string name;    // for people; equal on all ranks
 };
-// Sets the function that asks Python. Threads that make calls of groups with weights=delta call it in each gather.
-void set_weights_caller(std::function<WeightsCaller()> caller);
+// Asks Python, which sets it. Threads that make calls of groups with weights=delta call it in each gather.
+inline auto& weights_caller = *new std::function<WeightsCaller()>;
 
 // The threads that make the group's calls call this; `mutex_` is not held while Python is asked.
 class WeightRecogniser {

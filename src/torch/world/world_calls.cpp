@@ -91,7 +91,9 @@ void WorldCalls::close_group() {
 void WorldCalls::describe(const std::vector<Side*>& sides, const std::string& group) {
   std::call_once(described_, [&] {
     for (Side* side : sides) {
-      side->describe(group);
+      if (group_.owns_worlds) {
+        side->world()->setGroupDesc(group);
+      }
     }
   });
 }
