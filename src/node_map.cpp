@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -103,6 +104,12 @@ std::vector<int> NodeMap::rail_ranks(int local_index) const {
   for (const std::vector<int>& node : ranks_) {
     ranks.push_back(node[local_index]);
   }
+  return ranks;
+}
+
+std::vector<int> NodeMap::all_ranks() const {
+  std::vector<int> ranks(node_of_rank_.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 

@@ -39,6 +39,7 @@ class NodeMap {
   // The ranks of one node, ascending; the ranks of one rail, by node. Only rail_ranks() requires even().
   const std::vector<int>& node_ranks(int node) const { return ranks_[node]; }
   std::vector<int> rail_ranks(int local_index) const;
+  std::vector<int> all_ranks() const;  // 0, 1, ...
   const std::vector<int>& node_of_rank() const { return node_of_rank_; }
 
   // "2 nodes x 4 ranks, in blocks" or "0,1|2,3,4", for logs and errors.

@@ -2,52 +2,30 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <numeric>
 #include <optional>
+#include <string_view>
 
 #include "isthmus/error.h"
-#include "transport/combine.h"
+#include "transport/on_host.h"
 
 namespace isthmus {
 namespace {
 
-enum class Kind : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllGatherUneven, kAllReduce };
-
-const char* to_string(Kind kind) {
-  switch (kind) {
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kAllToAll:
-      return "all_to_all";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kAllGatherUneven:
-      return "all_gather_uneven";
-    case Kind::kAllReduce:
-      return "all_reduce";
-  }
-  return "unknown";
-}
-
 // The operation and buffers that one rank posts at a rendezvous.
 struct Operation {
-  Kind kind = Kind::kAllReduce;
-  ReduceOp op = ReduceOp::kSum;
+  std::string_view call;  // "reduce_scatter"
   ConstBuffer in;
+  ReduceOp op = ReduceOp::kSum;
+  bool any_size = false;  // whether ranks may have inputs of different sizes
 
   std::string description() const {
-    return detail::concatenate(to_string(kind), op == ReduceOp::kBitOr ? " (or)" : "", " of ", in.num_elements,
-                               " elements of ", isthmus::to_string(in.dtype));
+    return detail::concatenate(call, op == ReduceOp::kBitOr ? " (or)" : "", " of ", in.num_elements, " elements of ",
+                               to_string(in.dtype));
   }
   bool matches(const Operation& other) const {
-    const bool same_size = kind == Kind::kAllGatherUneven || in.num_elements == other.in.num_elements;
-    return kind == other.kind && op == other.op && same_size && in.dtype == other.in.dtype;
+    const bool same_size = any_size || in.num_elements == other.in.num_elements;
+    return call == other.call && op == other.op && same_size && in.dtype == other.in.dtype;
   }
-};
-
-class Done final : public Handle {
- public:
-  void wait(Stream /*stream*/) override {}
 };
 
 }  // namespace
@@ -62,16 +40,12 @@ class InProcessHub::Group {
         ranks_(std::move(ranks)),
         nodes_(std::move(nodes)),
         timeout_(timeout),
-        operations_(ranks_.size()) {
-    std::vector<int> sorted = nodes_;
-    std::sort(sorted.begin(), sorted.end());
-    const auto distinct = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
-    ring_ = distinct != 1 && distinct != size();
-  }
+        ring_(has_links_of_both_kinds(nodes_)),
+        operations_(ranks_.size()) {}
 
   int size() const { return static_cast<int>(ranks_.size()); }
   int node(int index) const { return nodes_[index]; }
-  // Whether the tier has links of both kinds, so that collectives run around the ring.
+  // Whether collectives run around the ring.
   bool ring() const { return ring_; }
 
   // Runs `compute(inputs of all ranks)` while no rank changes its input.
@@ -165,7 +139,7 @@ class InProcessHub::Group {
   const std::vector<int> ranks_;
   const std::vector<int> nodes_;
   const std::chrono::milliseconds timeout_;
-  bool ring_ = false;
+  const bool ring_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -187,7 +161,7 @@ class InProcessHub::Endpoint final : public Transport {
     const int64_t part_elements = out.num_elements;
     ISTHMUS_CHECK(Error, in.num_elements == part_elements * size(), "reduce_scatter: ", in.num_elements,
                   " elements are not ", size(), " parts of ", part_elements);
-    group_->meet(index_, {Kind::kReduceScatter, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+    group_->meet(index_, {"reduce_scatter", in}, [&](const std::vector<ConstBuffer>& inputs) {
       convert(inputs[0].part(index_, part_elements), out);
       for (int peer = 1; peer < size(); ++peer) {
         accumulate(inputs[peer].part(index_, part_elements), out);
@@ -198,14 +172,14 @@ class InProcessHub::Endpoint final : public Transport {
     } else {
       count_sent_to_all(in.bytes() / size());
     }
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedHandle>();
   }
 
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream /*stream*/) override {
     ISTHMUS_CHECK(Error, in.bytes() == out.bytes() && in.num_elements % size() == 0, "all_to_all: ", in.num_elements,
                   " elements into ", out.num_elements, " for ", size(), " ranks");
     const int64_t part_elements = in.num_elements / size();
-    group_->meet(index_, {Kind::kAllToAll, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+    group_->meet(index_, {"all_to_all", in}, [&](const std::vector<ConstBuffer>& inputs) {
       for (int peer = 0; peer < size(); ++peer) {
         if (peer != index_) {
           convert(inputs[peer].part(index_, part_elements), out.part(peer, part_elements));
@@ -213,13 +187,13 @@ class InProcessHub::Endpoint final : public Transport {
       }
     });
     count_sent_to_all(in.bytes() / size());
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedHandle>();
   }
 
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream /*stream*/) override {
     ISTHMUS_CHECK(Error, in.bytes() * size() == out.bytes(), "all_gather: ", out.num_elements, " elements are not ",
                   size(), " parts of ", in.num_elements);
-    group_->meet(index_, {Kind::kAllGather, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+    group_->meet(index_, {"all_gather", in}, [&](const std::vector<ConstBuffer>& inputs) {
       for (int peer = 0; peer < size(); ++peer) {
         convert(inputs[peer], out.part(peer, in.num_elements));
       }
@@ -229,24 +203,25 @@ class InProcessHub::Endpoint final : public Transport {
     } else {
       count_sent_to_all(in.bytes());
     }
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedHandle>();
   }
 
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream /*stream*/) override {
     ISTHMUS_CHECK(Error, static_cast<int>(out.size()) == size(), "all_gather_uneven: ", out.size(), " buffers for ",
                   size(), " ranks");
-    group_->meet(index_, {Kind::kAllGatherUneven, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
-      for (int peer = 0; peer < size(); ++peer) {
-        ISTHMUS_CHECK(TransportError, peer == index_ || inputs[peer].bytes() == out[peer].bytes(),
-                      "all_gather_uneven: ", inputs[peer].bytes(), " bytes of rank ", peer, " into ",
-                      out[peer].bytes());
-        if (peer != index_) {
-          convert(inputs[peer], out[peer]);
-        }
-      }
-    });
+    group_->meet(index_, {.call = "all_gather_uneven", .in = in, .any_size = true},
+                 [&](const std::vector<ConstBuffer>& inputs) {
+                   for (int peer = 0; peer < size(); ++peer) {
+                     ISTHMUS_CHECK(TransportError, peer == index_ || inputs[peer].bytes() == out[peer].bytes(),
+                                   "all_gather_uneven: ", inputs[peer].bytes(), " bytes of rank ", peer, " into ",
+                                   out[peer].bytes());
+                     if (peer != index_) {
+                       convert(inputs[peer], out[peer]);
+                     }
+                   }
+                 });
     count_sent_to_all(in.bytes());
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedHandle>();
   }
 
   HandlePtr all_reduce(Buffer data, ReduceOp op, Stream /*stream*/) override {
@@ -255,7 +230,7 @@ class InProcessHub::Endpoint final : public Transport {
     const DataType sum_dtype = accumulate_dtype(data.dtype);
     sum_.resize(static_cast<size_t>(data.num_elements * element_bytes(sum_dtype)));
     const Buffer sum{sum_.data(), data.num_elements, sum_dtype};
-    group_->meet(index_, {Kind::kAllReduce, op, data}, [&](const std::vector<ConstBuffer>& inputs) {
+    group_->meet(index_, {"all_reduce", data, op}, [&](const std::vector<ConstBuffer>& inputs) {
       convert(inputs[0], sum);
       for (int peer = 1; peer < size(); ++peer) {
         combine(inputs[peer], op, sum);
@@ -263,7 +238,7 @@ class InProcessHub::Endpoint final : public Transport {
     });
     convert(sum, data);
     group_->ring() ? count_ring_all_reduce(sum) : count_direct_all_reduce(data);
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedHandle>();
   }
 
   Traffic traffic() const override { return traffic_; }
@@ -323,12 +298,10 @@ std::shared_ptr<Transport> InProcessHub::transport(const std::string& name, cons
 }
 
 Tiers InProcessHub::tiers(const NodeMap& map, int rank) {
-  std::vector<int> all_ranks(static_cast<size_t>(map.world_size()));
-  std::iota(all_ranks.begin(), all_ranks.end(), 0);
   const int node = map.node(rank);
   const int local_index = map.local_index(rank);
   return {transport("intra", map.node_ranks(node), local_index), transport("inter", map.rail_ranks(local_index), node),
-          transport("flat", all_ranks, rank)};
+          transport("flat", map.all_ranks(), rank)};
 }
 
 }  // namespace isthmus

@@ -3,28 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <set>
 #include <utility>
 
 #include "isthmus/error.h"
-#include "transport/combine.h"
+#include "transport/on_host.h"
 
 namespace isthmus {
 namespace {
-
-class CompletedHandle final : public Handle {
- public:
-  void wait(Stream /*stream*/) override {}
-};
-
-bool spans_nodes(const std::vector<int>& node_of_rank) {
-  return std::set<int>(node_of_rank.begin(), node_of_rank.end()).size() > 1;
-}
-
-bool has_links_of_both_kinds(const std::vector<int>& node_of_rank) {
-  const auto num_nodes = std::set<int>(node_of_rank.begin(), node_of_rank.end()).size();
-  return num_nodes > 1 && num_nodes < node_of_rank.size();
-}
 
 // Chunk p holds the elements from offsets[p] up to offsets[p + 1].
 std::vector<int64_t> equal_offsets(int64_t num_elements, int parts) {
@@ -156,7 +141,7 @@ MessageTransport::MessageTransport(std::string tier, int rank, std::vector<int> 
       global_ranks_(std::move(global_ranks)),
       node_of_rank_(node_of_rank),
       ring_(has_links_of_both_kinds(node_of_rank)),
-      spans_nodes_(spans_nodes(node_of_rank)) {
+      spans_nodes_(count_nodes(node_of_rank) > 1) {
   ISTHMUS_CHECK(Error, rank >= 0 && rank < size() && node_of_rank.size() == global_ranks_.size(), tier_, " tier: rank ",
                 rank, " of ", size(), " ranks on ", node_of_rank.size(), " nodes");
 }

@@ -8,7 +8,6 @@
 
 #include "base/stable_hash.h"
 #include "isthmus/error.h"
-#include "transport/mpi_calls.h"
 
 namespace isthmus {
 namespace {
@@ -262,8 +261,7 @@ std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_
   MPI_Group members = MPI_GROUP_NULL;
   check_mpi(MPI_Comm_group(comm, &everyone), "MPI_Comm_group");
   check_mpi(MPI_Group_incl(everyone, static_cast<int>(ranks.size()), ranks.data(), &members), "MPI_Group_incl");
-  constexpr int kTags = 1 << 15;  // which every MPI has
-  const int tag = static_cast<int>(StableHash().add(name).value() % kTags);
+  const int tag = static_cast<int>(StableHash().add(name).value() % (kLeastHighestTag + 1));
   MPI_Comm own = MPI_COMM_NULL;
   const int code = MPI_Comm_create_group(comm, members, tag, &own);
   MPI_Group_free(&members);

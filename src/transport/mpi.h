@@ -1,4 +1,5 @@
-// A tier over an MPI communicator. See isthmus/mpi.h for its guarantees.
+// A tier over an MPI communicator, and calls of MPI whose errors become TransportError. See isthmus/mpi.h for the
+// tier's guarantees.
 #pragma once
 
 #include <mpi.h>
@@ -9,10 +10,29 @@
 #include <string>
 #include <vector>
 
+#include "isthmus/error.h"
 #include "isthmus/mpi.h"
 #include "transport/message_transport.h"
 
 namespace isthmus {
+
+inline std::string error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {text, static_cast<size_t>(length)};
+}
+
+inline void check_mpi(int code, const char* call) {
+  ISTHMUS_CHECK(TransportError, code == MPI_SUCCESS, call, ": ", error_text(code));
+}
+
+// The caller's rank in `comm`.
+inline int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
 
 // Sends and receives on its own communicator. It waits by polling, because MPI has no wait with a time limit.
 class MpiTransport final : public MessageTransport {

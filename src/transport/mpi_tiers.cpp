@@ -1,12 +1,10 @@
 // What a process knows of its MPI, and how it makes tiers of a communicator.
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "isthmus/error.h"
 #include "transport/mpi.h"
-#include "transport/mpi_calls.h"
 
 namespace isthmus {
 
@@ -70,8 +68,6 @@ Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
                 size);
   map.require_even();
   const int rank = rank_in(comm);
-  std::vector<int> everyone(static_cast<size_t>(size));
-  std::iota(everyone.begin(), everyone.end(), 0);
   const auto tier = [&](const char* name, const std::vector<int>& ranks) {
     std::shared_ptr<Transport> transport;
     if (ranks.size() > 1) {
@@ -84,7 +80,7 @@ Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
   Tiers tiers;
   tiers.intra = tier("intra", map.node_ranks(map.node(rank)));
   tiers.inter = tier("inter", map.rail_ranks(map.local_index(rank)));
-  tiers.flat = tier("flat", everyone);
+  tiers.flat = tier("flat", map.all_ranks());
   return tiers;
 }
 

@@ -1,9 +1,10 @@
-// A tier over an NCCL communicator. See isthmus/nccl.h for its guarantees.
+// The four tiers of a rank over NCCL, and how their ranks find each other. See isthmus/nccl.h for their guarantees.
 #pragma once
 
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,9 +12,18 @@
 #include <vector>
 
 #include "isthmus/nccl.h"
+#include "isthmus/node_map.h"
 #include "isthmus/transport.h"
 
 namespace isthmus {
+
+// Returns the id of a tier's communicator, the same on all of its ranks and for no other tier. key: names the tier
+// among all of the group. draws: this rank is the tier's first, and draws the id. Runs on a thread of its own, which is
+// abandoned where it waits for too long: it owns what it refers to.
+using NcclIdOf = std::function<ncclUniqueId(const std::string& key, bool draws)>;
+
+// Draws an id. Throws TransportError.
+ncclUniqueId draw_nccl_id();
 
 // Which tier of a rank, and where.
 struct NcclTierPlace {
@@ -28,8 +38,7 @@ struct NcclTierPlace {
 // Connects at its first operation, or before by connect().
 class NcclTransport final : public Transport {
  public:
-  // All ranks of the tier call it with the same max_ctas and timeout. id: draws it or waits for it; see NcclIdOf
-  // (nccl_tiers.h).
+  // All ranks of the tier call it with the same max_ctas and timeout. id: draws it or waits for it; see NcclIdOf.
   NcclTransport(NcclTierPlace place, std::function<ncclUniqueId()> id, std::chrono::milliseconds timeout);
   ~NcclTransport() override;  // NOLINT(bugprone-exception-escape): see there
   NcclTransport(const NcclTransport&) = delete;
@@ -92,5 +101,19 @@ class NcclTransport final : public Transport {
   mutable std::mutex traffic_mutex_;
   Traffic traffic_;
 };
+
+// The tiers of nccl_tiers(), each of which connects when it is first used, by itself.
+struct NcclTiers {
+  std::shared_ptr<NcclTransport> intra;
+  std::shared_ptr<NcclTransport> inter;
+  std::shared_ptr<NcclTransport> gather_intra;
+  std::shared_ptr<NcclTransport> gather_inter;
+
+  Tiers as_tiers() const;
+  std::vector<std::shared_ptr<NcclTransport>> all() const;  // those that there are, in the order above
+};
+// global_ranks: by rank of the map, for errors. timeout: for each tier to connect.
+NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
+                               const NcclIdOf& id_of, std::chrono::milliseconds timeout);
 
 }  // namespace isthmus

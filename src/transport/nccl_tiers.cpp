@@ -1,10 +1,9 @@
-#include "transport/nccl_tiers.h"
-
+// How the ranks of NCCL's tiers find each other.
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "isthmus/error.h"
+#include "transport/nccl.h"
 
 namespace isthmus {
 namespace {
@@ -80,12 +79,10 @@ Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast&
   }
   broadcast(ids.data(), static_cast<int64_t>(ids.size() * sizeof(ncclUniqueId)));
 
-  std::vector<int> ranks(static_cast<size_t>(map.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
   const auto id_of = [keys, ids](const std::string& key, bool /*draws*/) {
     return ids[static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin())];
   };
-  const NcclTiers tiers = nccl_tiers_when_used(rank, map, ranks, ordinal, id_of, timeout);
+  const NcclTiers tiers = nccl_tiers_when_used(rank, map, map.all_ranks(), ordinal, id_of, timeout);
   for (const std::shared_ptr<NcclTransport>& tier : tiers.all()) {
     tier->connect();
   }

@@ -23,7 +23,7 @@
 #include "torch/cuda/cuda_work.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "transport/message_transport.h"  // Clock
-#include "transport/nccl_tiers.h"
+#include "transport/nccl.h"
 #include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {

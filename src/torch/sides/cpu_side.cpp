@@ -2,7 +2,6 @@
 
 #include <c10/util/thread_name.h>
 
-#include <numeric>
 #include <utility>
 
 #include "torch/sides/c10d_transport.h"
@@ -25,12 +24,10 @@ CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, 
 
 void CpuSide::make_communicator(const CpuParts& parts) {
   const NodeMap& map = group_.map;
-  std::vector<int> everyone(group_.size);
-  std::iota(everyone.begin(), everyone.end(), 0);
   Tiers tiers;
   tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
   tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
-  tiers.flat = make_tier("flat", parts.flat, everyone);
+  tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
   communicator_ = std::make_unique<Communicator>(map, group_.rank, tiers, group_.options);
 }
 

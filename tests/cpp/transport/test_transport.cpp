@@ -5,8 +5,10 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tier_under_test.h"
 #include "transport/in_process.h"
@@ -40,6 +42,26 @@ class InProcessTier final : public test::TierUnderTest {
  private:
   std::vector<std::shared_ptr<Transport>> transports_;
 };
+
+// Types and sizes are equal: only the calls differ.
+TEST(InProcess, RanksWithDifferentCallsGetAnErrorThatNamesBoth) {
+  const auto tier = endpoints({0, 1});
+  std::vector<std::string> errors(tier.size());
+  run_ranks_well(static_cast<int>(tier.size()), [&](int rank) {
+    std::vector<float> values(8);
+    std::vector<float> received(8);
+    const Buffer in{values.data(), 8, DataType::kFloat32};
+    const Buffer out{received.data(), 8, DataType::kFloat32};
+    errors[rank] = test::error_of(
+        [&] { rank == 0 ? tier[rank]->all_to_all(in, out, {}) : tier[rank]->all_reduce(in, ReduceOp::kSum, {}); });
+  });
+  for (const std::string& error : errors) {
+    EXPECT_EQ(
+        error,
+        "tier test: rank 0 calls all_to_all of 8 elements of float32, but rank 1 calls all_reduce of 8 elements of "
+        "float32");
+  }
+}
 
 }  // namespace
 

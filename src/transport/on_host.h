@@ -1,0 +1,42 @@
+// What transports on the CPU share.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "isthmus/buffer.h"
+#include "isthmus/transport.h"
+
+namespace isthmus {
+
+// The handle of an operation that is done when the call returns.
+class CompletedHandle final : public Handle {
+ public:
+  void wait(Stream /*stream*/) override {}
+};
+
+inline size_t count_nodes(const std::vector<int>& node_of_rank) {
+  return std::set<int>(node_of_rank.begin(), node_of_rank.end()).size();
+}
+
+// Whether some links of a tier are within a node, and others between nodes.
+inline bool has_links_of_both_kinds(const std::vector<int>& node_of_rank) {
+  const size_t num_nodes = count_nodes(node_of_rank);
+  return num_nodes > 1 && num_nodes < node_of_rank.size();
+}
+
+// accumulator[i] = accumulator[i] op in[i]. For kByte that is modulo 256 or bitwise; other types are summed by
+// accumulate().
+inline void combine(ConstBuffer in, ReduceOp op, Buffer accumulator) {
+  if (in.dtype != DataType::kByte) {
+    accumulate(in, accumulator);
+    return;
+  }
+  const auto* from = in.as<uint8_t>();
+  auto* to = accumulator.as<uint8_t>();
+  for (int64_t i = 0; i < in.num_elements; ++i) {
+    to[i] = static_cast<uint8_t>(op == ReduceOp::kSum ? to[i] + from[i] : to[i] | from[i]);
+  }
+}
+
+}  // namespace isthmus
