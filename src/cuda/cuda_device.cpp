@@ -10,7 +10,6 @@
 
 #include "codec/weights/device.h"
 #include "cuda/cuda_calls.h"
-#include "cuda/cuda_event.h"
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"

@@ -18,7 +18,6 @@ namespace isthmus {
 //
 // Any thread may capture a graph during all calls but read(), write(), construction and destruction. A graph holds work
 // but no timings: an event recorded during a capture counts as done and has no time.
-// work and no timings: an event that was recorded during a capture counts as done, and has no time.
 class CudaDevice : public GpuDevice {
  public:
   // times_events: whether events have times. Events that only order streams cost less to record. Throws Error if there

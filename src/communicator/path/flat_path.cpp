@@ -5,8 +5,7 @@
 namespace isthmus {
 
 void FlatPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
-  const Buffer sum =
-      plan.tagc_flat != nullptr ? sum_tagc(run, plan, gradient, run.sum_target(shard)) : sum_plainly(run, gradient);
+  const Buffer sum = plan.tagc_flat != nullptr ? sum_tagc(run, plan, gradient, shard) : sum_plainly(run, gradient);
   convert_scaled(sum, plan.scale, shard);
 }
 
@@ -22,7 +21,7 @@ Buffer FlatPath::sum_plainly(Run& run, ConstBuffer gradient) const {
 }
 
 // The paper's algorithm: supports are merged by collectives over all ranks, and the owner decodes the sum.
-Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer sum) const {
+Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
   TagcFlat& tagc_flat = *plan.tagc_flat;
   const int num_ranks = tiers_.world_size();
   const int64_t chunk_elements = gradient.num_elements / num_ranks;
@@ -55,6 +54,7 @@ Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradi
     tiers_.flat().reduce_scatter(sketches, summed_sketch, run.tail())->wait(run.tail());
   }
   const Step step(run, "decode", Lane::kDecode, &CollectiveStats::decode_s);
+  const Buffer sum = shard.dtype == DataType::kFloat32 ? shard : run.take(chunk_elements, DataType::kFloat32);
   run.codec_counts += tagc_flat.decode(indexes.part(tiers_.rank(), index_bytes), summed_sketch, sum, context);
   return sum;
 }

@@ -14,7 +14,7 @@ class FlatPath final : public TwoTierPath {
 
  private:
   Buffer sum_plainly(Run& run, ConstBuffer gradient) const;
-  Buffer sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer sum) const;
+  Buffer sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const;
 };
 
 }  // namespace isthmus

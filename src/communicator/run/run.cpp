@@ -52,11 +52,6 @@ EventPtr Run::end() {
 
 Buffer Run::take(int64_t num_elements, DataType dtype) { return scratch_.memory.take(num_elements, dtype); }
 
-Buffer Run::sum_target(Buffer shard) {
-  const DataType sum_dtype = accumulate_dtype(shard.dtype);
-  return shard.dtype == sum_dtype ? shard : take(shard.num_elements, sum_dtype);
-}
-
 Workspace Run::workspace(int64_t scratch_bytes) {
   return {tail_, scratch_bytes == 0 ? Buffer{} : take(scratch_bytes, DataType::kByte)};
 }

@@ -55,8 +55,6 @@ class Run {
 
   // Uninitialised memory, valid until the collective after the next begins.
   Buffer take(int64_t num_elements, DataType dtype);
-  // The memory for a sum of shards: the shard itself if that has the accumulate type.
-  Buffer sum_target(Buffer shard);
   Workspace workspace(int64_t scratch_bytes);
 
   // What this collective adds to the statistics when it is done.
