@@ -89,14 +89,12 @@ class Communicator {
   void abort();
 
   UnitStates& units();
-  const UnitStates& units() const;
 
   Stats stats();
   void reset_stats();  // resets counters and seconds, but neither units nor residuals
 
   Device& device() const;
   const NodeMap& node_map() const;
-  const Options& options() const;
 
  private:
   struct Parts;

@@ -301,8 +301,6 @@ void Communicator::abort() { parts_->fail("abort() was called"); }
 
 UnitStates& Communicator::units() { return parts_->units; }
 
-const UnitStates& Communicator::units() const { return parts_->units; }
-
 Stats Communicator::stats() { return parts_->statistics.snapshot(); }
 
 void Communicator::reset_stats() { parts_->statistics.reset(); }
@@ -310,7 +308,5 @@ void Communicator::reset_stats() { parts_->statistics.reset(); }
 Device& Communicator::device() const { return *parts_->device; }
 
 const NodeMap& Communicator::node_map() const { return parts_->tiers.map(); }
-
-const Options& Communicator::options() const { return parts_->options; }
 
 }  // namespace isthmus

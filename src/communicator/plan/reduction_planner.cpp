@@ -20,7 +20,7 @@ ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const O
                 "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
   if (!flat()) {
     codec(options_, DataType::kFloat32, 1);  // throws if the settings do not fit the codec
-  } else if (flat() && options_.codec == "tagc") {
+  } else if (options_.codec == "tagc") {
     tagc_flat(options_);
   }
 }

@@ -25,7 +25,6 @@ class TierSet {
   int ranks_per_node() const { return map_.ranks_per_node(); }
   int node() const { return map_.node(rank_); }
 
-  const Tiers& tiers() const { return tiers_; }
   Transport& intra() const { return *tiers_.intra; }
   Transport& inter() const { return *tiers_.inter; }
   Transport& flat() const { return *tiers_.flat; }

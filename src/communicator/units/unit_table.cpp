@@ -54,7 +54,10 @@ Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
   Unit unit;
   unit.key = key;
   unit.step = step;
-  unit.contexts = make_contexts(device);
+  if (!device.is_host()) {  // one context for each use
+    unit.contexts =
+        std::static_pointer_cast<DeviceContext>(device.allocate(int64_t{kNumPacketUses} * sizeof(DeviceContext)));
+  }
   set_hash(device, unit);
   return unit;
 }
@@ -125,13 +128,6 @@ UnitKey UnitKey::identity() const {
     key.sections = nullptr;
   }
   return key;
-}
-
-std::shared_ptr<DeviceContext> make_contexts(Device& device) {
-  if (device.is_host()) {
-    return nullptr;
-  }
-  return std::static_pointer_cast<DeviceContext>(device.allocate(int64_t{kNumPacketUses} * sizeof(DeviceContext)));
 }
 
 void Unit::follow_scale(Device& device, double new_scale) {

@@ -39,9 +39,6 @@ inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use
   return {is_of_result(use) ? ~unit_hash : unit_hash, step};
 }
 
-// Makes one context for each use, in the memory of `device`; null on the CPU.
-std::shared_ptr<DeviceContext> make_contexts(Device& device);
-
 struct Unit : Residuals {
   std::optional<Residuals> kept;  // what undo_step() restores; nothing: the unit is new since begin_step()
   uint64_t hash = 0;              // of `key`

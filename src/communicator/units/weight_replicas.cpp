@@ -38,9 +38,4 @@ void WeightReplicas::drop(const std::string& name) {
   });
 }
 
-void WeightReplicas::clear() {
-  replicas_.clear();
-  bytes_ = 0;
-}
-
 }  // namespace isthmus

@@ -37,7 +37,6 @@ class WeightReplicas {
   // null if it is new and there are max_units already. Throws Error that names unit and bytes if memory is lacking.
   Replica* find_or_add(const UnitKey& key, int64_t num_elements);
   void drop(const std::string& name);
-  void clear();
 
   int64_t bytes() const { return bytes_; }
 
