@@ -16,14 +16,14 @@ void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, Fro
   }
 }
 
-// Starts `count` operations of a tier as one and waits for all of them. start(i) starts the i-th.
+// Starts an operation of a tier for each owner, all as one, and waits for all of them.
 template <typename Start>
-void start_group(Transport& tier, int count, Stream stream, const Start& start) {
+void start_group(Transport& tier, const std::vector<int>& owners, Stream stream, const Start& start) {
   std::vector<HandlePtr> pending;
   tier.begin_group();
   try {
-    for (int i = 0; i < count; ++i) {
-      pending.push_back(start(i));
+    for (const int owner : owners) {
+      pending.push_back(start(owner));
     }
   } catch (...) {
     try {
@@ -104,11 +104,11 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
   if (owners.empty()) {
     return ready;
   }
-  const Step step(run, "intra reduce-scatter", Lane::kIntra, ready, &CollectiveStats::intra_s);
+  const Step step(run, "intra reduce-scatter", Lane::kIntra, &CollectiveStats::intra_s, ready);
   const int64_t piece_elements = pieces.sums.num_elements / map.num_nodes();
-  start_group(tiers_.intra(), static_cast<int>(owners.size()), run.tail(), [&](int i) {
-    const ConstBuffer chunks = pieces.gradient.part(owners[i], map.ranks_per_node() * piece_elements);
-    return tiers_.intra().reduce_scatter(chunks, pieces.sums.part(owners[i], piece_elements), run.tail());
+  start_group(tiers_.intra(), owners, run.tail(), [&](int owner) {
+    const ConstBuffer chunks = pieces.gradient.part(owner, map.ranks_per_node() * piece_elements);
+    return tiers_.intra().reduce_scatter(chunks, pieces.sums.part(owner, piece_elements), run.tail());
   });
   return run.event();
 }
@@ -116,7 +116,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
 // Makes one packet for each other node, at that node's place. This node's place stays unused.
 Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                            const Segment& segment) const {
-  const Step step(run, "encode", Lane::kEncode, summed, &CollectiveStats::encode_s);
+  const Step step(run, "encode", Lane::kEncode, &CollectiveStats::encode_s, summed);
   const int64_t packet_bytes = plan.codec->packet_bytes(segment.num_elements);
   const Buffer packets = run.take(tiers_.num_nodes() * packet_bytes, DataType::kByte);
   const PieceSet set = {.pieces = pieces,
@@ -149,7 +149,7 @@ TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets,
 void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed,
                          Crossing& crossing, Buffer shard) const {
   wait_on_host(run, crossing);
-  const Step step(run, "decode", Lane::kDecode, crossing.done, &CollectiveStats::decode_s);
+  const Step step(run, "decode", Lane::kDecode, &CollectiveStats::decode_s, crossing.done);
   device_.wait(own_summed, run.tail());
   const Segment& segment = *crossing.segment;
   const int node = tiers_.node();
@@ -167,7 +167,7 @@ void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces
 // Only the CPU waits here: on a GPU the lane waits instead.
 void TwoTierPath::wait_on_host(Run& run, Crossing& crossing) const {
   if (crossing.handle != nullptr && device_.is_host()) {
-    const Step step(run, "inter exchange", Lane::kInter, crossing.done, &CollectiveStats::exchange_s);
+    const Step step(run, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s, crossing.done);
     crossing.handle->wait(run.tail());
   }
 }
@@ -287,7 +287,7 @@ void TwoTierPath::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
   const ConstBuffer rail = gather_along_rail(run, shard, by_node);
   const EventPtr crossed = run.event();
   if (beside) {
-    const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), ready, &CollectiveStats::intra_s);
+    const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
     const Buffer own = by_node.part(tiers_.node(), tiers_.ranks_per_node() * shard.num_elements);
     tiers_.gather_intra().all_gather(shard, own, run.tail())->wait(run.tail());
   }
@@ -321,11 +321,11 @@ void TwoTierPath::gather_within_node(Run& run, ConstBuffer rail, bool with_own, 
       owners.push_back(owner);
     }
   }
-  const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), ready, &CollectiveStats::intra_s);
+  const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
   const int64_t shard_elements = rail.num_elements / tiers_.num_nodes();
-  start_group(tiers_.gather_intra(), static_cast<int>(owners.size()), run.tail(), [&](int i) {
-    const Buffer shards = by_node.part(owners[i], tiers_.ranks_per_node() * shard_elements);
-    return tiers_.gather_intra().all_gather(rail.part(owners[i], shard_elements), shards, run.tail());
+  start_group(tiers_.gather_intra(), owners, run.tail(), [&](int owner) {
+    const Buffer shards = by_node.part(owner, tiers_.ranks_per_node() * shard_elements);
+    return tiers_.gather_intra().all_gather(rail.part(owner, shard_elements), shards, run.tail());
   });
 }
 

@@ -56,27 +56,19 @@ Workspace Run::workspace(int64_t scratch_bytes) {
   return {tail_, scratch_bytes == 0 ? Buffer{} : take(scratch_bytes, DataType::kByte)};
 }
 
-Step::Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds) : Step(run, phase, seconds) {
-  run_.enter(lane);
-  begin();
-}
-
-Step::Step(Run& run, const char* phase, Lane lane, const EventPtr& after, double CollectiveStats::*seconds)
+Step::Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds,
+           const std::optional<EventPtr>& after)
     : Step(run, phase, seconds) {
-  run_.enter_after(after, lane);
-  begin();
+  after ? run_.enter_after(*after, lane) : run_.enter(lane);
+  begin_ = Clock::now();
+  if (run_.timed_) {
+    begin_event_ = run_.event();
+  }
 }
 
 Step::Step(Run& run, const char* phase, double CollectiveStats::*seconds) : run_(run), seconds_(seconds) {
   run_.set_phase(phase);
   run_.device().begin_range(phase);
-}
-
-void Step::begin() {
-  begin_ = Clock::now();
-  if (run_.timed_) {
-    begin_event_ = run_.event();
-  }
 }
 
 Step::~Step() {

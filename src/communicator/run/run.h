@@ -83,9 +83,9 @@ class Run {
 // One step of a collective: it runs on a lane, names the phase, and adds its time to `seconds`.
 class Step {
  public:
-  Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds);
-  // The step waits only for `after`, not for the latest work.
-  Step(Run& run, const char* phase, Lane lane, const EventPtr& after, double CollectiveStats::*seconds);
+  // after: the step waits only for this event; nothing: for the latest work.
+  Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds,
+       const std::optional<EventPtr>& after = std::nullopt);
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
@@ -93,8 +93,7 @@ class Step {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Step(Run& run, const char* phase, double CollectiveStats::*seconds);
-  void begin();
+  Step(Run& run, const char* phase, double CollectiveStats::*seconds);  // then the destructor ends the range
 
   Run& run_;
   double CollectiveStats::*seconds_;
