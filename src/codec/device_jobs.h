@@ -145,11 +145,7 @@ class DeviceJobs {
   static constexpr bool kReadsContext = true;
 
   // What the host knows of an encoding beforehand. A codec that keeps all elements hides it.
-  static CodecCounts known_counts(int64_t num_elements) {
-    CodecCounts counts;
-    counts.encoded_elements = num_elements;
-    return counts;
-  }
+  static CodecCounts known_counts(int64_t num_elements) { return {.encoded_elements = num_elements}; }
 
   int64_t encode_scratch_bytes(int64_t num_elements) const {
     auto job = maker().plan_encode(num_elements, {});

@@ -31,21 +31,27 @@ struct HostWords {
   kernels::DeviceCounts copied;
 };
 
+// Owns what `call` allocated. Throws std::bad_alloc if memory is lacking.
+std::shared_ptr<void> owned(cudaError_t result, const char* call, int ordinal, void* memory,
+                            cudaError_t (*free)(void*)) {
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check_cuda(result, call, ordinal);
+  return {memory, [free](void* freed) {
+            const AllowedInCapture allowed;
+            free(freed);
+          }};
+}
+
 // Freeing waits for all work on the device. The end of the process may have freed the memory already.
 std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
   const CurrentDevice current(ordinal);
   const AllowedInCapture allowed;
   void* memory = nullptr;
   const cudaError_t result = cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-  if (result == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    throw std::bad_alloc();
-  }
-  check_cuda(result, "cudaMalloc", ordinal);
-  return {memory, [](void* freed) {
-            const AllowedInCapture allowed_to_free;
-            cudaFree(freed);
-          }};
+  return owned(result, "cudaMalloc", ordinal, memory, cudaFree);
 }
 
 // Allocates host memory that the device can read and write.
@@ -55,15 +61,7 @@ std::shared_ptr<void> allocate_mapped_of_host(int ordinal, int64_t bytes) {
   void* memory = nullptr;
   const cudaError_t result =
       cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocMapped | cudaHostAllocPortable);
-  if (result == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    throw std::bad_alloc();
-  }
-  check_cuda(result, "cudaHostAlloc", ordinal);
-  return {memory, [](void* freed) {
-            const AllowedInCapture allowed_to_free;
-            cudaFreeHost(freed);
-          }};
+  return owned(result, "cudaHostAlloc", ordinal, memory, cudaFreeHost);
 }
 
 // Makes a T in such memory.

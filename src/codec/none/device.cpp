@@ -7,9 +7,7 @@
 namespace isthmus {
 
 CodecCounts NoneDevice::known_counts(int64_t num_elements) {
-  CodecCounts counts;
-  counts.encoded_elements = counts.kept_elements = num_elements;
-  return counts;
+  return {.encoded_elements = num_elements, .kept_elements = num_elements};
 }
 
 // Fills in what jobs of encoding and of decoding share.

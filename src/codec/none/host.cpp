@@ -81,9 +81,7 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
   PacketHeader header = settings_.header(piece.num_elements, context);
   header.checksum = checksum.value();
   std::memcpy(bytes, &header, sizeof(header));
-  CodecCounts counts;
-  counts.encoded_elements = counts.kept_elements = piece.num_elements;
-  return counts;
+  return {.encoded_elements = piece.num_elements, .kept_elements = piece.num_elements};
 }
 
 CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,

@@ -91,11 +91,9 @@ CodecCounts TagcFlat::encode(ConstBuffer chunk, Buffer residual, Buffer index, B
   } else {
     bits_to_counts(marks, 64 * shape.index_words(), index.as<uint8_t>());
   }
-  CodecCounts counts;
-  counts.encoded_elements = shape.num_elements;
-  counts.kept_elements = selection.kept_elements;
-  counts.non_finite_blocks = selection.non_finite_blocks;
-  return counts;
+  return {.encoded_elements = shape.num_elements,
+          .kept_elements = selection.kept_elements,
+          .non_finite_blocks = selection.non_finite_blocks};
 }
 
 CodecCounts TagcFlat::decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context) {
@@ -123,9 +121,7 @@ CodecCounts TagcFlat::decode(ConstBuffer merged_index, Buffer summed_sketch, Buf
   if (peeled.left_elements > 0) {
     kernel.estimate(shape, rows, peel.remaining, summed_sketch.as<float>(), out.as<float>());
   }
-  CodecCounts counts;
-  counts.estimated_elements = peeled.left_elements;
-  return counts;
+  return {.estimated_elements = peeled.left_elements};
 }
 
 }  // namespace isthmus

@@ -123,12 +123,10 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   PacketHeader header = make_tagc_header(shape, settings_.limits.peel_rounds, context);
   header.checksum = checksum_of(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
-  CodecCounts counts;
-  counts.encoded_elements = shape.num_elements;
-  counts.kept_elements = peeled.peeled_elements;
-  counts.held_back_elements = peeled.left_elements;
-  counts.non_finite_blocks = selection.non_finite_blocks;
-  return counts;
+  return {.encoded_elements = shape.num_elements,
+          .kept_elements = peeled.peeled_elements,
+          .held_back_elements = peeled.left_elements,
+          .non_finite_blocks = selection.non_finite_blocks};
 }
 
 CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {

@@ -7,7 +7,6 @@
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 #include "kernels/block/mix.h"
-#include "kernels/weights/cpu.h"
 
 namespace isthmus {
 namespace {
@@ -48,11 +47,6 @@ bool WeightHeader::is_whole() const {
   again.seal();
   return again.header_checksum == header_checksum;
 }
-
-struct WeightPackets::Scratch : kernels::WeightScratch {};
-
-WeightPackets::WeightPackets() : scratch_(std::make_unique<Scratch>()) {}
-WeightPackets::~WeightPackets() = default;
 
 bool WeightPackets::is_coded(DataType dtype) {
   return dtype == DataType::kBFloat16 || dtype == DataType::kFloat16 || dtype == DataType::kFloat32;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "isthmus/buffer.h"
+#include "kernels/weights/cpu.h"
 
 namespace isthmus {
 
@@ -38,9 +39,6 @@ static_assert(sizeof(WeightHeader) == 64);
 // 8 bytes, and longer than the shard by at most 1% or 64 bytes. Each thread needs its own object.
 class WeightPackets {
  public:
-  WeightPackets();
-  ~WeightPackets();
-
   // Whether shards of the type are coded.
   static bool is_coded(DataType dtype);
   // The most bytes that a packet of this shard can have.
@@ -56,8 +54,7 @@ class WeightPackets {
   void decode(ConstBuffer packet, Buffer replica);
 
  private:
-  struct Scratch;
-  std::unique_ptr<Scratch> scratch_;
+  std::unique_ptr<kernels::WeightScratch> scratch_ = std::make_unique<kernels::WeightScratch>();
 };
 
 // The text of a PacketError about a packet whose checksum is not the one that its header has.

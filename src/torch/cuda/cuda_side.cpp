@@ -158,9 +158,7 @@ class CudaSide final : public Side {
 };
 
 void CudaSide::arrived(const char* call) {
-  FaultReport report;
-  report.operation = call;
-  report.sequence_number = counters_.next_sequence_number();
+  FaultReport report{.sequence_number = counters_.next_sequence_number(), .operation = call};
   note(report);
   faults_.look_soon();
   throw_if_faulted(std::move(report));

@@ -36,11 +36,11 @@ inline std::string first_line(const std::string& text) { return text.substr(0, t
 // Where one rank was when its operation failed.
 struct FaultReport {
   uint64_t sequence_number = 0;
-  std::string operation;  // "reduce-scatter"
-  std::string tensor;     // the whole collective's, "4096 x Float"; may be empty
-  std::string unit;       // may be empty
-  std::string phase;      // may be empty
-  std::string error;
+  std::string operation = {};  // "reduce-scatter"
+  std::string tensor = {};     // the whole collective's, "4096 x Float"; may be empty
+  std::string unit = {};       // may be empty
+  std::string phase = {};      // may be empty
+  std::string error = {};
 };
 
 // Returns "reduce-scatter #7 of 4096 x Float of unit blocks.1".

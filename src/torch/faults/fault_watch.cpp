@@ -89,11 +89,8 @@ std::exception_ptr FaultWatch::explain(const FaultReport& report) {
 }
 
 std::exception_ptr FaultWatch::explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) {
-  FaultReport report;
-  report.operation = c10d::opTypeToString(operation);
-  report.sequence_number = sequence_number;
-  report.error = first_line(error);
-  return explain(report);
+  return explain(
+      {.sequence_number = sequence_number, .operation = c10d::opTypeToString(operation), .error = first_line(error)});
 }
 
 void FaultWatch::wait_begins() {
@@ -113,11 +110,8 @@ void FaultWatch::throw_if_failed(c10d::OpType operation, uint64_t sequence_numbe
   if (const auto error = failure()) {
     std::rethrow_exception(error);
   }
-  FaultReport report;
-  report.operation = c10d::opTypeToString(operation);
-  report.sequence_number = sequence_number;
   for (WatchedCalls* side : sides_) {
-    side->throw_if_faulted(report);
+    side->throw_if_faulted({.sequence_number = sequence_number, .operation = c10d::opTypeToString(operation)});
   }
 }
 

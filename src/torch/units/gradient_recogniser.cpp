@@ -13,12 +13,10 @@ namespace {
 bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
 
 UnitKey make_key(std::string name, const ReductionShape& shape) {
-  UnitKey key;
-  key.name = std::move(name);
-  key.num_elements = shape.num_elements;
-  key.dtype = shape.dtype;
-  key.collective = shape.collective;
-  return key;
+  return {.name = std::move(name),
+          .num_elements = shape.num_elements,
+          .dtype = shape.dtype,
+          .collective = shape.collective};
 }
 
 // Returns the tag's unit, under `name` if one is given.
