@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "isthmus/device.h"
 
@@ -11,8 +10,5 @@ namespace isthmus {
 // The CUDA device `ordinal`. Its streams are cudaStream_t, and its memory comes from cudaMalloc. Throws Error if there
 // is no such device.
 std::shared_ptr<Device> make_cuda_device(int ordinal);
-
-int num_cuda_devices();                      // 0 where CUDA does not work
-std::string cuda_device_model(int ordinal);  // "NVIDIA H200"
 
 }  // namespace isthmus

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "isthmus/communicator.h"
 #include "isthmus/node_map.h"
@@ -37,8 +36,5 @@ using NcclBroadcast = std::function<void(void* data, int64_t num_bytes)>;
 // it; peers on the same host must give up by themselves.
 Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast& broadcast,
                  std::chrono::milliseconds timeout = std::chrono::minutes(10));
-
-// The version of the loaded library: "2.28.9".
-std::string nccl_version();
 
 }  // namespace isthmus

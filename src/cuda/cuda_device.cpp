@@ -368,19 +368,4 @@ void CudaDevice::end_range() { nvtxDomainRangePop(nvtx_domain()); }
 
 std::shared_ptr<Device> make_cuda_device(int ordinal) { return std::make_shared<CudaDevice>(ordinal); }
 
-int num_cuda_devices() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return count;
-}
-
-std::string cuda_device_model(int ordinal) {
-  cudaDeviceProp properties = {};
-  check_cuda(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties", ordinal);
-  return properties.name;
-}
-
 }  // namespace isthmus

@@ -89,10 +89,4 @@ Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast&
   return tiers.as_tiers();
 }
 
-std::string nccl_version() {
-  int version = 0;  // 10000 major + 100 minor + patch
-  ncclGetVersion(&version);
-  return detail::concatenate(version / 10000, ".", version / 100 % 100, ".", version % 100);
-}
-
 }  // namespace isthmus
