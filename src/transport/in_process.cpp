@@ -167,11 +167,7 @@ class InProcessHub::Endpoint final : public Transport {
         accumulate(inputs[peer].part(index_, part_elements), out);
       }
     });
-    if (group_->ring()) {
-      count_sent((index_ + 1) % size(), (size() - 1) * out.bytes());
-    } else {
-      count_sent_to_all(in.bytes() / size());
-    }
+    group_->ring() ? count_sent_around(out.bytes()) : count_sent_to_all(in.bytes() / size());
     return std::make_unique<CompletedHandle>();
   }
 
@@ -198,11 +194,7 @@ class InProcessHub::Endpoint final : public Transport {
         convert(inputs[peer], out.part(peer, in.num_elements));
       }
     });
-    if (group_->ring()) {
-      count_sent((index_ + 1) % size(), (size() - 1) * in.bytes());
-    } else {
-      count_sent_to_all(in.bytes());
-    }
+    group_->ring() ? count_sent_around(in.bytes()) : count_sent_to_all(in.bytes());
     return std::make_unique<CompletedHandle>();
   }
 
@@ -266,6 +258,7 @@ class InProcessHub::Endpoint final : public Transport {
     traffic_.sent_bytes += bytes;
     traffic_.inter_node_sent_bytes += group_->node(peer) != group_->node(index_) ? bytes : 0;
   }
+  void count_sent_around(int64_t bytes) { count_sent((index_ + 1) % size(), (size() - 1) * bytes); }
   void count_sent_to_all(int64_t bytes) {
     for (int peer = 0; peer < size(); ++peer) {
       count_sent(peer, peer == index_ ? 0 : bytes);

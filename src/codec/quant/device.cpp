@@ -5,10 +5,6 @@
 
 namespace isthmus {
 
-int64_t QuantDevice::packet_bytes(int64_t num_elements) const {
-  return quant_layout(bits_, quant_shape(num_elements)).end;
-}
-
 // Fills in what jobs of encoding and of decoding share.
 template <typename Job>
 Job QuantDevice::plan(int64_t num_elements, PacketContext context) const {

@@ -21,7 +21,7 @@ class QuantDevice : public DeviceJobs<QuantDevice> {
   explicit QuantDevice(const Options& options)
       : bits_(quant_bits(options)), keeps_residual_(quant_keeps_residual(options)) {}
 
-  int64_t packet_bytes(int64_t num_elements) const;
+  int64_t packet_bytes(int64_t num_elements) const { return quant_layout(bits_, quant_shape(num_elements)).end; }
   bool keeps_residual() const { return keeps_residual_; }
 
  private:

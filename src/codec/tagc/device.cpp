@@ -44,8 +44,6 @@ void plan_sample(TagcEncodeJob& job) {
 
 }  // namespace
 
-int64_t TagcDevice::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
-
 // Fills in what jobs of encoding and of decoding share.
 template <typename Job>
 Job TagcDevice::plan(int64_t num_elements, PacketContext context) const {

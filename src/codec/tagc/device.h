@@ -21,7 +21,7 @@ class TagcDevice : public DeviceJobs<TagcDevice> {
   // Uses the options of TagcCodec.
   explicit TagcDevice(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
 
-  int64_t packet_bytes(int64_t num_elements) const;
+  int64_t packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
   static bool keeps_residual() { return true; }
 
  private:

@@ -34,9 +34,8 @@ struct UnitCodecs {
 enum class PacketUse : uint8_t { kPiece, kArrivedPiece, kResult, kArrivedResult };
 inline constexpr int kNumPacketUses = 4;
 inline Lane lane_of(PacketUse use) { return use == PacketUse::kPiece ? Lane::kEncode : Lane::kDecode; }
-inline bool is_of_result(PacketUse use) { return use >= PacketUse::kResult; }
 inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use) {
-  return {is_of_result(use) ? ~unit_hash : unit_hash, step};
+  return {use >= PacketUse::kResult ? ~unit_hash : unit_hash, step};
 }
 
 struct Unit : Residuals {

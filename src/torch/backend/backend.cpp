@@ -50,7 +50,13 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   }
   install_label_tracking();
   watch_forks();
-  start_threads();
+  try {
+    cpu_.start();
+    faults_.start();
+  } catch (const std::system_error&) {  // this process can have no more threads
+    shutdown_within(std::chrono::milliseconds::max());
+    throw;
+  }
   add_live_backend(this);
 }
 
@@ -59,16 +65,6 @@ BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
   const WithoutGil without_gil;      // before locking: the holder may wait for a worker that needs the GIL
   remove_live_backend(this);
   shutdown_within(std::chrono::milliseconds::max());
-}
-
-void BackendIsthmus::start_threads() {
-  try {
-    cpu_.start();
-    faults_.start();
-  } catch (const std::system_error&) {  // this process can have no more threads
-    shutdown_within(std::chrono::milliseconds::max());
-    throw;
-  }
 }
 
 // Called only after the constructor has returned: nobody holds this before.

@@ -180,7 +180,6 @@ class BackendIsthmus final : public c10d::Backend {
   std::optional<at::Device> bound_device();
   void bind(std::optional<at::Device> device);
   Watcher watcher(uint64_t sequence_number);
-  void start_threads();
   // Aborts operations that take longer. last: what is done before connections close.
   void shutdown_within(std::chrono::milliseconds patience, const std::function<void()>& last = {});
 
