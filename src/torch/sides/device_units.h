@@ -55,7 +55,7 @@ class DeviceUnits {
  private:
   void forget_those_gone();
   void run(Side& side, const char* name, const std::function<void(Communicator&)>& action);
-  // On all devices that have units.
+  // Both run on all devices that have units.
   void post_everywhere(const char* name, const std::function<void(Communicator&)>& action);
   void run_everywhere(const char* name, const std::function<void(Communicator&)>& action);
 
