@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/aligned_memory.h"
 #include "communicator/run/scratch.h"
 
 namespace isthmus {

@@ -76,7 +76,7 @@ inline Array copy_of(Device& device, ConstBuffer buffer) {
   return copy;
 }
 
-inline void expect_equal_units(const Communicator& on_gpu, const Communicator& on_cpu) {
+inline void expect_equal_units(Communicator& on_gpu, Communicator& on_cpu) {
   const std::vector<UnitState> gpu = on_gpu.units().states();
   const std::vector<UnitState> cpu = on_cpu.units().states();
   ASSERT_EQ(gpu.size(), cpu.size());
