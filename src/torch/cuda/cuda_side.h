@@ -1,7 +1,6 @@
 // The side of CUDA tensors. This header includes none of CUDA's, so that the rest of the backend needs none.
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "torch/base/call_counters.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "communicator/plan/policy.h"

@@ -1,11 +1,10 @@
 #include "torch/units/weight_recogniser.h"
 
-#include <utility>
-
 #include "communicator/plan/policy.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
+
 std::optional<UnitKey> WeightRecogniser::recognise(const at::Tensor& output) {
   if (!is_active() || !weights_caller) {
     return std::nullopt;
