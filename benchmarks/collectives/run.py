@@ -114,7 +114,6 @@ def _measure(
         "link_bytes": sum(counted) / config.iterations if counted else None,
         "num_wrong": sum(answer["num_wrong"] for answer in answers),
         "error": max(answer["error"] for answer in answers),
-        "isthmus": [answer["isthmus"] for answer in answers] if answers[0]["isthmus"] else None,
     }
 
 

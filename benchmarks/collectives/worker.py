@@ -41,7 +41,6 @@ class Worker:
     def __init__(self, join: Join) -> None:
         self._join = join
         self._groups: dict[str, dist.ProcessGroup] = {}
-        self._isthmus: dict[str, IsthmusGroup] = {}
         self._place = Place()
 
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
@@ -52,29 +51,26 @@ class Worker:
         self._ranks_per_node = command["ranks_per_node"]
         node_group, _ = dist.new_subgroups(self._ranks_per_node, timeout=timeout)  # type: ignore[no-untyped-call]
         self._audit = Audit(node_group, self._place)
+        options = {}
         for name in command["backends"]:
-            options = ARMS[name].options if name not in PLAIN else None
-            if options:
-                self._isthmus[name] = IsthmusGroup(options | {"min_elements": "0"}, timeout)
-                self._groups[name] = self._isthmus[name].group
-            else:
+            if name in PLAIN:
                 self._groups[name] = new_group(name, timeout)
-        return {"options": {name: group.options for name, group in self._isthmus.items()}}
+            else:
+                made = IsthmusGroup((ARMS[name].options or {}) | {"min_elements": "0"}, timeout)
+                self._groups[name], options[name] = made.group, made.options
+        return {"options": options}
 
     def measure(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Verify the first call, then time the following ones. num_elements: of the whole tensor."""
         dtype = _DTYPES[command["dtype"]]
-        isthmus_group = self._isthmus.get(command["backend"])
         lossy = _is_lossy(command["operation"], command["backend"])
         inputs = [_values(command["num_elements"], dtype, rank, lossy) for rank in range(self._world_size)]
         group = self._groups[command["backend"]]
         unit = f"bench.{command['backend']}.{command['num_elements']}.{dtype}"
         measured = self._collective(command["operation"], inputs[self._rank].to(self._place.device), group, unit)
-        before = isthmus_group.counters() if isthmus_group else None
         result = measured.result_of_one_call().cpu()
-        counted = isthmus_group.counters().since(before) if isthmus_group and before else None
         verdict = self._verify(command["operation"], command["backend"], inputs, result)
-        return verdict | {"isthmus": counted} | self._time(measured, command["iterations"])
+        return verdict | self._time(measured, command["iterations"])
 
     def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup, unit: str) -> "_Measured":
         """What to measure. Reductions are labelled as a gradient's; an all-reduce works in place, on a fresh copy."""

@@ -7,7 +7,7 @@ Interfaces count what goes through the kernel (sockets, so all of Gloo), ports o
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from isthmus.benchmarks.common.interfaces import interfaces_sent_bytes
+from isthmus.benchmarks.simulate.links import interfaces_sent_bytes
 from isthmus.topology.discovery.sysfs import Facts, Interface, RdmaPort, Roots, read_facts
 
 _LOOPBACK = "lo"

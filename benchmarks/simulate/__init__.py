@@ -4,7 +4,6 @@ from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.benchmarks.simulate.network import (
     MAX_NODES,
     SIMULATED_RANGES,
-    LoopbackNetwork,
     NamespaceNetwork,
     Network,
     NetworkError,
@@ -16,7 +15,6 @@ __all__ = [
     "MAX_NODES",
     "SILENCE_MARGIN_S",
     "SIMULATED_RANGES",
-    "LoopbackNetwork",
     "NamespaceNetwork",
     "Network",
     "NetworkError",

@@ -1,8 +1,7 @@
 """Rates and byte counters of network links."""
 
 import re
-
-from isthmus.benchmarks.common.interfaces import interfaces_sent_bytes
+from pathlib import Path
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -18,6 +17,15 @@ def parse_link_rate(text: str) -> float:
     if not 1e5 <= rate <= 1e11:
         raise ValueError(f"link rate '{text}': expected a number and kbit, mbit or gbit, from 100kbit to 100gbit")
     return rate
+
+
+def interfaces_sent_bytes(proc: Path = Path("/proc"), pid: int | str = "self") -> dict[str, int]:
+    """Return what each interface that process `pid` sees has sent since it exists, headers included, by name.
+
+    Read from /proc, which (unlike /sys) shows the network namespace of the process, not of the mount.
+    """
+    lines = [line.partition(":") for line in (proc / str(pid) / "net/dev").read_text().splitlines()]
+    return {name.strip(): int(values.split()[8]) for name, colon, values in lines if colon}
 
 
 def interface_sent_bytes(interface: str, pid: int | str = "self") -> int:

@@ -5,9 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Literal, Self
 
 from isthmus.benchmarks.simulate.links import interface_sent_bytes, parse_link_rate
@@ -27,30 +25,38 @@ class NetworkError(RuntimeError):
     """Simulated nodes could not be made, or one of their links could not be shaped."""
 
 
-class Network(ABC):
-    """Nodes that ranks can be started in. A context manager: leaving it removes whatever was made."""
+class Network:
+    """Nodes that ranks can be started in. A context manager: leaving it removes whatever was made.
 
-    num_nodes: int
+    Here all nodes share this machine's loopback interface: nothing is shaped, and link bytes cannot be told apart.
+    """
+
     #: Each node has a link of its own that can be shaped and whose bytes the kernel counts.
-    has_links: bool
-    #: How the nodes are simulated, for people.
-    description: str
+    has_links = False
 
-    @abstractmethod
+    def __init__(self, num_nodes: int, description: str) -> None:
+        self.num_nodes = num_nodes
+        #: How the nodes are simulated, for people.
+        self.description = description
+
     def command_prefix(self, node: int) -> list[str]:
         """Words to put before a command so that it runs on `node`."""
+        return []
 
-    @abstractmethod
     def address(self, node: int) -> str:
         """IPv4 address at which the other nodes reach `node`."""
+        return "127.0.0.1"
 
-    @abstractmethod
     def interface(self, node: int) -> str:
         """Name of the network interface of `node`, as seen there."""
+        return "lo"
 
-    @abstractmethod
     def free_port(self) -> int:
         """A free TCP port on node 0."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
 
     def shape(self, rate: str | None) -> None:
         """Limit every node's link to `rate` ("200mbit") in both directions; None takes the limit away."""
@@ -60,49 +66,14 @@ class Network(ABC):
         """Bytes that the link of `node` sent since it exists, headers included."""
         raise NetworkError(f"no links to count: {self.description}")
 
-    @abstractmethod
     def close(self) -> None:
         """Remove the nodes; processes that still run there keep their namespace alive until they end."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class LoopbackNetwork(Network):
-    """All nodes share this machine's loopback interface: nothing is shaped, and link bytes cannot be told apart."""
-
-    has_links = False
-
-    def __init__(self, num_nodes: int, reason: str) -> None:
-        self.num_nodes = num_nodes
-        self.description = f"loopback, unshaped ({reason})"
-
-    def command_prefix(self, node: int) -> list[str]:
-        """No words: the command runs where we are."""
-        return []
-
-    def address(self, node: int) -> str:
-        """Loopback."""
-        return "127.0.0.1"
-
-    def interface(self, node: int) -> str:
-        """Loopback."""
-        return "lo"
-
-    def free_port(self) -> int:
-        """A port that the kernel chose a moment ago."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
-
-    def close(self) -> None:
-        """Nothing was made."""
 
 
 class NamespaceNetwork(Network):
@@ -117,8 +88,8 @@ class NamespaceNetwork(Network):
     def __init__(self, num_nodes: int, rights: Rights) -> None:
         if not 2 <= num_nodes <= MAX_NODES:
             raise ValueError(f"{num_nodes} nodes: expected 2 to {MAX_NODES}")
-        self.num_nodes = num_nodes
-        self.description = f"{num_nodes} network namespaces" + (" in a user namespace" if rights == "user" else "")
+        where = " in a user namespace" if rights == "user" else ""
+        super().__init__(num_nodes, f"{num_nodes} network namespaces{where}")
         self._rights = rights
         self._holders: list[subprocess.Popen[bytes]] = []
         # Holders read from this pipe. Nobody writes: they see its end when we close it, or die, even by SIGKILL.
@@ -248,10 +219,10 @@ def open_network(num_nodes: int, rights: Sequence[Rights] = ("root", "user")) ->
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"{num_nodes} nodes: expected 1 to {MAX_NODES}")
     if num_nodes == 1:
-        return LoopbackNetwork(num_nodes, "one node has no link")
+        return _on_loopback(num_nodes, "one node has no link")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        return LoopbackNetwork(num_nodes, f"not installed: {', '.join(missing)}")
+        return _on_loopback(num_nodes, f"not installed: {', '.join(missing)}")
     reasons = []
     for right in rights:
         try:
@@ -266,4 +237,8 @@ def open_network(num_nodes: int, rights: Sequence[Rights] = ("root", "user")) ->
         except NetworkError as error:
             network.close()
             reasons.append(f"as {right}: {error}")
-    return LoopbackNetwork(num_nodes, "; ".join(reasons))
+    return _on_loopback(num_nodes, "; ".join(reasons))
+
+
+def _on_loopback(num_nodes: int, reason: str) -> Network:
+    return Network(num_nodes, f"loopback, unshaped ({reason})")

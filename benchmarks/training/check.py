@@ -148,7 +148,12 @@ def check_arm(
     """Check an arm by its recorded steps, some of which are audited."""
     predicted = predict(config, arm, options)
     audited = [step for step in steps if step["kind"] == "audited"]
-    payloads = [_without_weight_packets(step) for step in audited if "payload_bytes" in step]
+    weight_packets = [step.get("weight_packet_bytes", 0) for step in audited]
+    payloads = [
+        step["payload_bytes"] | {_WEIGHTS: step["payload_bytes"][_WEIGHTS] - packets}
+        for step, packets in zip(audited, weight_packets, strict=True)
+        if "payload_bytes" in step
+    ]
     listed = [step["collectives"] for step in audited if "collectives" in step]
     links = [sum(step["audited_link_bytes"].values()) for step in audited if "audited_link_bytes" in step]
     return ArmCheck(
@@ -158,17 +163,8 @@ def check_arm(
         payload_bytes=sum(payloads[0].values()) if payloads else None,
         payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
         link_bytes=fmean(links) if links else None,
-        weight_packet_bytes=fmean(_weight_packets(step) for step in audited),
+        weight_packet_bytes=fmean(weight_packets),
     )
-
-
-def _weight_packets(step: Mapping[str, Any]) -> int:
-    return int(step.get("weights", {}).get("packet_bytes", 0))
-
-
-def _without_weight_packets(step: Mapping[str, Any]) -> dict[str, int]:
-    payload: dict[str, int] = step["payload_bytes"]
-    return payload | {_WEIGHTS: payload[_WEIGHTS] - _weight_packets(step)}
 
 
 def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from isthmus.benchmarks.common.isthmus_group import WEIGHT_PACKETS
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.stage import open_stage
@@ -136,10 +137,12 @@ def merge_ranks(records: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         "phases_s": {phase: fmean(record["phases_s"][phase] for record in records) for phase in records[0]["phases_s"]},
         "link_sent_bytes": sum(counted) if counted else None,
     }
-    if records[0]["isthmus"]:
-        merged["payload_bytes"] = _sums_over_ranks(records, "payload_bytes")
-        merged["calls"] = records[0]["isthmus"]["calls"]
-        merged["weights"] = _sums_over_ranks(records, "weights")
+    if records[0]["payload_bytes"]:
+        payload = {
+            name: sum(record["payload_bytes"][name] for record in records) for name in records[0]["payload_bytes"]
+        }
+        merged["weight_packet_bytes"] = payload.pop(WEIGHT_PACKETS)
+        merged["payload_bytes"] = payload
     if records[0]["collectives"] is not None:
         merged["collectives"] = _audited_collectives([record["collectives"] for record in records])
         if counted:
@@ -147,11 +150,6 @@ def merge_ranks(records: tuple[dict[str, Any], ...]) -> dict[str, Any]:
             for call in merged["collectives"]:
                 merged["audited_link_bytes"][PHASE_OF_KIND[call["kind"]]] += call["link_sent_bytes"]
     return merged
-
-
-def _sums_over_ranks(records: tuple[dict[str, Any], ...], name: str) -> dict[str, float]:
-    counters = [record["isthmus"][name] for record in records]
-    return {key: sum(counter[key] for counter in counters) for key in counters[0]}
 
 
 def _audited_collectives(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

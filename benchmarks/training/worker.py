@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 import math
 import time
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.benchmarks.common.data import Text, default_files
-from isthmus.benchmarks.common.isthmus_group import new_group, total_counters
+from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.place import Join, Place
 from isthmus.benchmarks.common.recorder import Audit, record_collectives
 from isthmus.benchmarks.simulate.stage import join_simulated
@@ -72,14 +73,15 @@ class Worker:
     def _record_step(self, arm: str, audit: bool) -> dict[str, Any]:
         sent_bytes = self._place.sent_bytes
         sent_before = sent_bytes() if sent_bytes else 0
-        isthmus_groups = self._groups[arm].isthmus
-        before = total_counters(isthmus_groups)
+        payload_before = self._payload_bytes(arm)
         start_s = time.perf_counter()
         with record_collectives(self._audit if audit else None) as recording:
             loss = self._trainers[arm].step()
             self._place.synchronize()
         seconds = time.perf_counter() - start_s
         dist.barrier()  # until then this node's last bytes may wait in the queue of its link
+        payload = self._payload_bytes(arm)
+        payload.subtract(payload_before)
         if not math.isfinite(loss):
             raise RuntimeError(f"loss is {loss}")
         return {
@@ -87,9 +89,16 @@ class Worker:
             "seconds": seconds,
             "phases_s": recording.phases_s(seconds, self._place.device),
             "link_sent_bytes": sent_bytes() - sent_before if sent_bytes else None,
-            "isthmus": total_counters(isthmus_groups).since(before) if isthmus_groups else None,
+            "payload_bytes": payload if self._groups[arm].isthmus else None,
             "collectives": recording.as_json() if audit else None,
         }
+
+    def _payload_bytes(self, arm: str) -> Counter[str]:
+        """What the arm's groups of Isthmus have sent so far."""
+        total: Counter[str] = Counter()
+        for group in self._groups[arm].isthmus:
+            total.update(group.sent_bytes())
+        return total
 
 
 def handlers(join: Join) -> dict[str, Handler]:

@@ -81,10 +81,8 @@ def test_tiny_sweep_is_verified(tmp_path):
     large = {(row["operation"], row["backend"]): row for row in rows if row["size_bytes"] == 65536}
     assert large["reduce_scatter", "none"]["error"] == 0
     assert large["reduce_scatter", "tagc"]["error"] > 0.1  # compressed, not merely forwarded
-    assert all(rank["calls"]["compressed"] == 1 for rank in large["reduce_scatter", "tagc"]["isthmus"])
     assert large["all_gather", "tagc"]["error"] == 0
     assert large["all_reduce", "tagc"]["error"] > 0.1
-    assert all(rank["calls"]["compressed"] == 1 for rank in large["all_reduce", "tagc"]["isthmus"])
     assert large["all_reduce", "flat-tagc"]["error"] == 0
     # One of two nodes' sums, which are alike in size, crosses.
     assert large["reduce_scatter", "quant"]["error"] == pytest.approx((0.0115 / 2) ** 0.5, rel=0.05)

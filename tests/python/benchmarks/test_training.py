@@ -128,7 +128,7 @@ def record(seconds, link=None):
         "seconds": seconds,
         "phases_s": phases,
         "link_sent_bytes": link,
-        "isthmus": None,
+        "payload_bytes": None,
         "collectives": None,
     }
 
