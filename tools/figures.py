@@ -274,7 +274,7 @@ def main() -> None:
     if changed := git("status", "--porcelain", "--", ".", ":!docs", ":!README.md"):
         sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
     from isthmus import native
-    from isthmus.benchmarks.common.machine import machine
+    from isthmus.benchmarks.common.report import machine
 
     place = f"{machine()['cores']} cores of {machine()['processor']}, packets of version {native.load().PACKET_VERSION}"
     for figures in FIGURES:

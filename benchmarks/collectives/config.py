@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from isthmus.benchmarks.common.options import check_ranges, option, parse_bytes
-from isthmus.benchmarks.here.config import RANGES as HERE_RANGES
-from isthmus.benchmarks.here.config import check_device, device_option, here_option
-from isthmus.benchmarks.simulate import SIMULATED_RANGES, parse_link_rate
+from isthmus.benchmarks.here.config import HereConfig
+from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.plan.ranges import check_choice, check_names
 
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
 BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant", "quant2")
@@ -18,13 +18,9 @@ ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 
 
 @dataclass(frozen=True)
-class CollectivesConfig:
+class CollectivesConfig(HereConfig):
     """Arguments of `isthmus bench collectives`. Raises ValueError naming field, value and range."""
 
-    here: bool = here_option()
-    device: str = device_option()
-    nodes: int = option(2, "Simulated nodes, 2 to 8.", only="simulated")
-    ranks_per_node: int = option(2, "Processes on each node.", only="simulated")
     link: str | None = option(
         None, "Rate of every node's link, such as 200mbit.", show_default="no limit", only="simulated"
     )
@@ -37,37 +33,31 @@ class CollectivesConfig:
     backends: tuple[str, ...] = option(_DEFAULT_BACKENDS, "Which backends; with --here on GPUs nccl in place of gloo.")
     dtype: str = option("float", "float, bfloat16 or half.")
     iterations: int = option(5, "Timed calls of each.")
-    timeout_s: int = option(120, "Seconds that a collective may take.", name="timeout")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         ranges = {
             "min_bytes": (1, self.max_bytes),
             "max_bytes": (1, 1 << 32),
             "factor": (2, 1 << 20),
             "iterations": (1, 10_000),
-            "timeout_s": (5, 86_400),
         }
-        check_ranges(self, (HERE_RANGES if self.here else SIMULATED_RANGES) | ranges)
-        check_device(self.device)
-        backends = (*BACKENDS, "nccl") if self.here else BACKENDS
-        for name, known in (("operations", OPERATIONS), ("backends", backends)):
-            for value in getattr(self, name):
-                if value not in known:
-                    raise ValueError(f"{name} '{value}': expected some of {', '.join(known)}")
-        if self.dtype not in ELEMENT_BYTES:
-            raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(ELEMENT_BYTES)}")
+        check_ranges(self, ranges)
+        check_names("operation", self.operations, OPERATIONS)
+        check_names("backend", self.backends, (*BACKENDS, "nccl") if self.here else BACKENDS)
+        check_choice("dtype", self.dtype, ELEMENT_BYTES)
         if self.link is not None:
             parse_link_rate(self.link)
 
     def on_device(self) -> "CollectivesConfig":
-        """The same with backends for the device that was found. ValueError: one that was asked for cannot be had."""
+        """The same with backends for the device."""
         if self.device == "cuda" and self.backends == _DEFAULT_BACKENDS:
             backends = ("nccl", *(name for name in self.backends if name not in _ON_CPU_ALONE))
             return replace(self, backends=backends)
         unfit = _ON_CPU_ALONE if self.device == "cuda" else ("nccl",)
         for name in self.backends:
             if name in unfit:
-                raise ValueError(f"backends '{name}': not for tensors on {self.device}")
+                raise ValueError(f"backend '{name}': not for tensors on {self.device}")
         return self
 
     def element_counts(self) -> list[int]:

@@ -18,8 +18,8 @@ from torch import Tensor
 import isthmus
 from isthmus.benchmarks.collectives.config import PLAIN
 from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
-from isthmus.benchmarks.common.place import Join, Place
 from isthmus.benchmarks.common.recorder import Audit
+from isthmus.benchmarks.common.stage import Join, Place
 from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.plan.strategies import ARMS
 

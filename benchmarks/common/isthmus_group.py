@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import isthmus
 from isthmus import native
-from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
+from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 
 #: The part of a step's bytes whose size no formula knows.
 WEIGHT_PACKETS = "weight packets"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus import native
-from isthmus.benchmarks.common.machine import versions
+from isthmus.benchmarks.common.report import versions
 from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.convergence.arms import CodecArm
 from isthmus.benchmarks.convergence.config import Setting

@@ -7,7 +7,6 @@ from typing import Any
 from isthmus.topology.launchers import Environment, launched_as
 from isthmus.topology.node_map import name_ranks, ranks_by_value
 
-DEVICES = ("auto", "cpu", "cuda")
 _SIMULATE = "or leave --here out, which simulates nodes on one machine"
 _MORE_NODES = f"start ranks on several, as in `torchrun --nnodes 2 --nproc-per-node 8 ...`, {_SIMULATE}"
 

@@ -1,25 +1,35 @@
-"""What benchmarks that have --here share of their arguments."""
+"""What the arguments of benchmarks that have --here share."""
 
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
 
-from isthmus.benchmarks.common.options import option
-from isthmus.benchmarks.here.cluster import DEVICES
+from isthmus.benchmarks.common.options import check_ranges, option
+from isthmus.benchmarks.simulate import SIMULATED_RANGES
+from isthmus.plan.ranges import check_choice
 
-#: The ranges of nodes, and of ranks on each, that a launcher may start.
-RANGES = {"nodes": (2, 65_536), "ranks_per_node": (1, 4096)}
-
-
-def here_option() -> Any:
-    """The field `here`: ranks are a launcher's, and nothing is simulated."""
-    return option(False, "On the ranks that a launcher started, over the links that are there: nothing is simulated.")
+#: Of nodes, and of ranks on each, that a launcher may start.
+_RANGES = {"nodes": (2, 65_536), "ranks_per_node": (1, 4096)}
 
 
-def device_option() -> Any:
-    """The field `device`."""
-    return option("auto", "With --here: cpu or cuda.", only="here", show_default="cuda where ranks have GPUs, else cpu")
+@dataclass(frozen=True)
+class HereConfig(ABC):
+    """Which ranks a benchmark runs on: a launcher's, or those of simulated nodes."""
 
+    here: bool = option(
+        False, "On the ranks that a launcher started, over the links that are there: nothing is simulated."
+    )
+    device: str = option(
+        "auto", "With --here: cpu or cuda.", only="here", show_default="cuda where ranks have GPUs, else cpu"
+    )
+    nodes: int = option(2, "Simulated nodes, 2 to 8.", only="simulated")
+    ranks_per_node: int = option(2, "Processes on each node.", only="simulated")
+    timeout_s: int = option(300, "Seconds that a collective may take.", name="timeout")
 
-def check_device(device: str) -> None:
-    """Raise ValueError naming the device and what it may be."""
-    if device not in DEVICES:
-        raise ValueError(f"device '{device}': expected one of {', '.join(DEVICES)}")
+    def __post_init__(self) -> None:
+        check_ranges(self, (_RANGES if self.here else SIMULATED_RANGES) | {"timeout_s": (5, 86_400)})
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+    @abstractmethod
+    def on_device(self) -> Self:
+        """The same for the device that was found. ValueError: what was asked for cannot be had there."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
 from isthmus.backends import backend_of
-from isthmus.benchmarks.common.place import Join, Place, plain_backend
-from isthmus.benchmarks.common.stage import Event, Stage, ignore
+from isthmus.benchmarks.common.stage import Event, Join, Place, Stage, ignore, plain_backend
 from isthmus.benchmarks.here.cluster import (
     Member,
     check_alike,
@@ -30,6 +29,7 @@ from isthmus.benchmarks.here.cluster import (
     count_on,
     gpu_index,
 )
+from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.simulate import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
@@ -39,35 +39,7 @@ from isthmus.group.meeting import meet
 from isthmus.topology.launchers import rendezvous
 from isthmus.topology.node_map import machine_identity
 
-
-class Arguments(Protocol):
-    """What the configurations of such benchmarks have in common."""
-
-    @property
-    def here(self) -> bool:
-        """Whether the ranks are a launcher's."""
-
-    @property
-    def device(self) -> str:
-        """One of `cluster.DEVICES`."""
-
-    @property
-    def timeout_s(self) -> int:
-        """Seconds that a collective may take."""
-
-    @property
-    def nodes(self) -> int:
-        """The number of simulated nodes."""
-
-    @property
-    def ranks_per_node(self) -> int:
-        """The number of ranks on each simulated node."""
-
-    def on_device(self) -> Self:
-        """The same for the device that was found. ValueError: what was asked for cannot be had there."""
-
-
-A = TypeVar("A", bound=Arguments)
+A = TypeVar("A", bound=HereConfig)
 MakeHandlers = Callable[[Join], dict[str, Handler]]
 
 
@@ -128,7 +100,7 @@ def launched_stage(
     _leave()
 
 
-def _join(arguments: Arguments) -> None:
+def _join(arguments: HereConfig) -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=arguments.timeout_s)
@@ -174,17 +146,14 @@ def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
     place = Place(device, counter if count_on(rank, members) else None)
     stage = Stage(
         world=_LaunchedWorld(make_handlers(lambda command: place)),
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
         description=f"nodes by {source}, {device} over {plain_backend(device)}",
         counts_links=all(member.nics_count for member in members),
         shape=None,
     )
-    filled: Any = arguments
-    return replace(filled, nodes=nodes, ranks_per_node=ranks_per_node, device=device), stage
+    return replace(arguments, nodes=nodes, ranks_per_node=ranks_per_node, device=device), stage
 
 
-def _introduce(arguments: Any, nics_count: bool) -> Member:
+def _introduce(arguments: HereConfig, nics_count: bool) -> Member:
     gpu = find_gpu()
     return Member(
         arguments=asdict(arguments) | {"version of torch": torch.__version__},
@@ -197,7 +166,7 @@ def _introduce(arguments: Any, nics_count: bool) -> Member:
     )
 
 
-def _find_nodes(arguments: Arguments, members: list[Member]) -> tuple[int, int, str]:
+def _find_nodes(arguments: HereConfig, members: list[Member]) -> tuple[int, int, str]:
     """Take the node map that Isthmus finds by itself, as its groups in the benchmark will."""
     options = isthmus.Options(log="error")  # what is wrong with the map is said here
     timeout = timedelta(seconds=arguments.timeout_s)

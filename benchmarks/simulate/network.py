@@ -86,8 +86,6 @@ class NamespaceNetwork(Network):
     has_links = True
 
     def __init__(self, num_nodes: int, rights: Rights) -> None:
-        if not 2 <= num_nodes <= MAX_NODES:
-            raise ValueError(f"{num_nodes} nodes: expected 2 to {MAX_NODES}")
         where = " in a user namespace" if rights == "user" else ""
         super().__init__(num_nodes, f"{num_nodes} network namespaces{where}")
         self._rights = rights

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus.benchmarks.common.place import Place
-from isthmus.benchmarks.common.stage import Stage
+from isthmus.benchmarks.common.stage import Place, Stage
 from isthmus.benchmarks.simulate.links import interface_sent_bytes
 from isthmus.benchmarks.simulate.network import open_network
 from isthmus.benchmarks.simulate.ranks import RankWorld
@@ -24,8 +23,6 @@ def simulated_stage(nodes: int, ranks_per_node: int, module: str, log_dir: Path)
     with open_network(nodes) as network, RankWorld(network, ranks_per_node, module, log_dir) as world:
         yield Stage(
             world=world,
-            nodes=nodes,
-            ranks_per_node=ranks_per_node,
             description=network.description,
             counts_links=network.has_links,
             shape=network.shape if network.has_links else None,

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from isthmus.benchmarks.simulate import RankWorld, open_network
-from isthmus.benchmarks.soak.config import SoakConfig
+from isthmus.benchmarks.common.options import check_ranges, option
+from isthmus.benchmarks.simulate import MAX_NODES, RankWorld, open_network
 
 WORKER_MODULE = "isthmus.benchmarks.soak.worker"
 #: The share of the steps in which allocators, caches and lazily made connections settle, and units get residuals.
@@ -26,6 +26,25 @@ MOST_LATE_CONNECTIONS = 6
 _SETUP_TIMEOUT_S = 180
 _NUM_SAMPLES = 40
 _SLOWEST_STEP_S = 30
+
+
+#: Groups have at most so many ranks, and tensors sizes that all numbers up to it divide.
+MOST_RANKS = 10
+
+
+@dataclass(frozen=True)
+class SoakConfig:
+    """Arguments of `isthmus bench soak`. Raises ValueError naming field, value and range."""
+
+    steps: int = option(10_000, "Steps of one to four collectives.")
+    nodes: int = option(2, "Simulated nodes, 2 to 8.")
+    ranks_per_node: int = option(2, "Processes on each node, 2 or more.")
+    seed: int = option(1, "Of what happens in which step.")
+    timeout_s: int = option(120, "Seconds that a collective may take.", name="timeout")
+
+    def __post_init__(self) -> None:
+        ranges = {"steps": (1, 10_000_000), "nodes": (2, MAX_NODES), "timeout_s": (1, 86_400)}
+        check_ranges(self, ranges | {"ranks_per_node": (2, MOST_RANKS // max(1, self.nodes))})
 
 
 @dataclass(frozen=True)

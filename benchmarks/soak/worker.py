@@ -79,11 +79,6 @@ def _process_figures() -> dict[str, int]:
     }
 
 
-def main() -> None:
-    """Serve the launcher until it says "exit"."""
+if __name__ == "__main__":
     worker = Worker()
     serve({"setup": worker.setup, "run": worker.run})
-
-
-if __name__ == "__main__":
-    main()

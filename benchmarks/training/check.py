@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from isthmus.benchmarks.common.model import ByteGpt
-from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
-from isthmus.benchmarks.common.place import plain_backend
+from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
+from isthmus.benchmarks.common.stage import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions

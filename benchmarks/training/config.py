@@ -1,14 +1,13 @@
 """Arguments of a training benchmark with their ranges, passed to the ranks as they are."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
-from isthmus.benchmarks.here.config import RANGES as HERE_RANGES
-from isthmus.benchmarks.here.config import check_device, device_option, here_option
-from isthmus.benchmarks.simulate import SIMULATED_RANGES, parse_link_rate
-from isthmus.plan.ranges import check_names
+from isthmus.benchmarks.here.config import HereConfig
+from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.plan.ranges import check_choice, check_names
 from isthmus.plan.strategies import ARMS
 
 #: What is compared unless something else is asked for.
@@ -23,19 +22,14 @@ _RANGES = {
     "audited_steps": (1, 100),
     "sequences": (1, 4096),
     "validation_sequences": (1, 65_536),
-    "timeout_s": (10, 86_400),
 }
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(HereConfig):
     """Arguments of `isthmus bench training`. Raises ValueError naming field, value and range."""
 
     arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.")
-    here: bool = here_option()
-    device: str = device_option()
-    nodes: int = option(2, "Simulated nodes, 2 to 8.", only="simulated")
-    ranks_per_node: int = option(2, "Processes on each node.", only="simulated")
     links: tuple[str, ...] = option(
         ("200mbit", "50mbit"),
         "Rate of every node's link; repeatable.",
@@ -61,25 +55,20 @@ class TrainingConfig:
         is_file=True,
         show_default="Python's standard library",
     )
-    timeout_s: int = option(300, "Seconds that a collective may take.", name="timeout")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_names("arm", self.arms, ARMS)
-        check_ranges(self, (HERE_RANGES if self.here else SIMULATED_RANGES) | _RANGES)
-        check_device(self.device)
+        check_ranges(self, _RANGES)
         _ = self.shape
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")
+        check_choice("dtype", self.dtype, DTYPES)
         if not 0 < self.lr < 1:
             raise ValueError(f"lr {self.lr}: expected above 0 and below 1")
         for link in self.links:
             parse_link_rate(link)
 
     def on_device(self) -> "TrainingConfig":
-        """The same with arms for the device that was found. ValueError: one that was asked for cannot be had.
-
-        Isthmus has a single tier for tensors on the CPU alone.
-        """
+        """The same with arms for the device: Isthmus has a single tier for tensors on the CPU alone."""
         flat = [name for name in self.arms if (ARMS[name].options or {}).get("tiers") == "flat"]
         if self.device != "cuda" or not flat:
             return self
@@ -97,13 +86,9 @@ class TrainingConfig:
         """Size of the model."""
         return ModelShape(self.width, self.num_layers, self.context)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` undoes it."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainingConfig":
-        """Undo `as_json`, also after a trip through JSON."""
+        """Undo `asdict`, also after a trip through JSON."""
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**(values | lists))
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from isthmus.benchmarks.common.isthmus_group import WEIGHT_PACKETS
-from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
+from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
@@ -77,7 +77,7 @@ class _Run:
         """Build all arms; returns rank 0's facts about the model."""
         command = {
             "do": "setup",
-            "config": self._config.as_json(),
+            "config": asdict(self._config),
             "timeout_s": self._config.timeout_s,
             "count_link": self._stage.counts_links,
             "num_steps": steps_per_arm(self._segments),

@@ -10,8 +10,8 @@ from rich.console import Console
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
 from isthmus.benchmarks.scaling.config import ScalingConfig
-from isthmus.benchmarks.soak.config import SoakConfig
-from isthmus.benchmarks.survival.config import SurvivalConfig
+from isthmus.benchmarks.soak.run import SoakConfig, print_soak, run_soak
+from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.cli.failures import FAILED, fail
 from isthmus.cli.gone import Commands
@@ -117,8 +117,6 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
 @filled(SoakConfig)
 def soak(config: SoakConfig, logs: _Logs = Path("bench-out/soak")) -> None:
     """Run mixed collectives in several groups at once, verify each, and watch memory, threads and descriptors."""
-    from isthmus.benchmarks.soak.run import print_soak, run_soak
-
     console = Console()
     report = run_soak(config, logs, console)
     print_soak(config, report, console)
@@ -132,8 +130,6 @@ def soak(config: SoakConfig, logs: _Logs = Path("bench-out/soak")) -> None:
 @filled(SurvivalConfig)
 def survival(config: SurvivalConfig, logs: _Logs = Path("bench-out/survival")) -> None:
     """Train under torchft while members are killed: over Isthmus, and over torchft's own Gloo group. Needs torchft."""
-    from isthmus.benchmarks.survival.run import print_survival, run_survival
-
     try:
         import isthmus.torchft  # noqa: F401
     except ImportError as error:

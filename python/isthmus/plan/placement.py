@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from isthmus.plan.ranges import check_range
+from isthmus.plan.ranges import check_choice, check_range
 from isthmus.plan.volumes import Collective, Kind
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class ElementBytes:
     def of(cls, gathered: str, reduced: str) -> ElementBytes:
         """By names of types; parameters are stored in float32. ValueError names those that are known."""
         for dtype in (gathered, reduced):
-            if dtype not in BYTES_OF:
-                raise ValueError(f"dtype '{dtype}': expected one of {', '.join(BYTES_OF)}")
+            check_choice("dtype", dtype, BYTES_OF)
         return cls(BYTES_OF[gathered], BYTES_OF[reduced])
 
 

@@ -4,6 +4,7 @@ config.json of meta-llama/Llama-2-*-hf, meta-llama/Meta-Llama-3*, mistralai/Mist
 own. Parameters are counted from the shapes; tests compare them with the published totals.
 """
 
+from isthmus.plan.ranges import check_choice
 from isthmus.plan.units import Model, Unit
 from isthmus.units.layout import Parameter
 
@@ -23,8 +24,7 @@ PRESETS = tuple(_SIZES)
 
 def preset(name: str) -> Model:
     """The published model of that name. ValueError names those that are known."""
-    if name.lower() not in _SIZES:
-        raise ValueError(f"preset '{name}': expected one of {', '.join(PRESETS)}")
+    check_choice("preset", name.lower(), PRESETS)
     num_layers, d, hidden, num_kv_heads, vocabulary = _SIZES[name.lower()]
     kv = 128 * num_kv_heads
     root = {"embed_tokens": (vocabulary, d), "norm": (d,), "lm_head": (vocabulary, d)}

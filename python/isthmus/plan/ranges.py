@@ -9,6 +9,12 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} {_shown(value)}: expected {_shown(low)} to {_shown(high)}")
 
 
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    """Raise ValueError naming the value and what it may be unless it is one of those known."""
+    if value not in known:
+        raise ValueError(f"{name} '{value}': expected one of {', '.join(known)}")
+
+
 def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
     """Raise ValueError for unknown or repeated names, or none at all. kind: what they name, "arm"."""
     if not names:

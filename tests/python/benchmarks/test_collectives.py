@@ -57,8 +57,8 @@ def test_sizes_are_rounded_up_to_equal_parts():
         ("nodes", 1, "nodes 1: expected 2 to 8"),
         ("factor", 1, "factor 1: expected 2"),
         ("min_bytes", 1 << 25, "min_bytes 33554432: expected 1 to 16777216"),
-        ("operations", ("broadcast",), "operations 'broadcast'"),
-        ("backends", ("nccl",), "backends 'nccl': expected some of gloo, none, flat-tagc, tagc"),
+        ("operations", ("broadcast",), "operation 'broadcast'"),
+        ("backends", ("nccl",), "backend 'nccl': expected some of gloo, none, flat-tagc, tagc"),
         ("dtype", "int8", "dtype 'int8'"),
     ],
 )

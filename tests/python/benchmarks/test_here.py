@@ -16,9 +16,9 @@ from isthmus.benchmarks.here.cluster import (
     count_on,
     gpu_index,
 )
-from isthmus.benchmarks.training.advice import advice
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.report import advice
 from isthmus.cli.main import app
 from python.benchmarks.launched import as_ranks, two_hosts, with_torchrun  # noqa: F401
 

@@ -19,8 +19,7 @@ from isthmus.benchmarks.soak.calls import (
     WrongResult,
     calls_of_step,
 )
-from isthmus.benchmarks.soak.config import MOST_RANKS, SoakConfig
-from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, _report
+from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, MOST_RANKS, SoakConfig, _report
 from python.benchmarks.bench_cli import run
 from support import ranks
 from support.checks import finish

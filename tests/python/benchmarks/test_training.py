@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_a_bad_argument_names_field_value_and_range(field, value, message):
 
 def test_config_survives_json():
     config = TrainingConfig(arms=("tagc",), links=("1gbit",), text=("a", "b"))
-    assert TrainingConfig.from_json(json.loads(json.dumps(config.as_json()))) == config
+    assert TrainingConfig.from_json(json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_schedule_gives_every_arm_the_same_steps_and_alternates():

@@ -1,6 +1,7 @@
 """Predictions against a made-up report. Real runs are checked by the benchmark's tests."""
 
 import io
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
@@ -32,7 +33,7 @@ def made_report():
         if options:
             step["payload_bytes"] = predicted.counted_by_phase
         arms[arm] = {"options": options, "steps": [{"kind": "loss"}, step]}
-    return {"arguments": CONFIG.as_json(), "arms": arms}
+    return {"arguments": asdict(CONFIG), "arms": arms}
 
 
 def test_a_prediction_comes_from_the_arguments_alone():
