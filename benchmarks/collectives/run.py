@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -15,12 +14,12 @@ from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.common.stage import World
 from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
+from isthmus.plan.figures import figures_table
 
 _SETUP_TIMEOUT_S = 120
 _HEADS = (
     "size",
     "count",
-    "backend",
     "time\nus",
     "of plain\ntime",
     "algbw\nGB/s",
@@ -133,16 +132,15 @@ def print_collectives(report: dict[str, Any], console: Console) -> None:
 
 def _table(operation: str, rows: list[dict[str, Any]]) -> Table:
     title = operation if operation == "all_gather" else f"{operation} of gradients"
-    table = Table(title=f"{title}, {rows[0]['dtype']}", title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
-    for column in _HEADS:
-        table.add_column(column, justify="left" if column == "backend" else "right", no_wrap=True)
+    table = figures_table("backend", f"{title}, {rows[0]['dtype']}", _HEADS)
+    table.padding, table.pad_edge = 0, False
     plain_us = {row["size_bytes"]: row["time_us"] for row in rows if row["backend"] in PLAIN}
     for row in rows:
         plain = plain_us.get(row["size_bytes"])
         table.add_row(
+            row["backend"],
             str(row["size_bytes"]),
             str(row["count"]),
-            row["backend"],
             f"{row['time_us']:.0f}",
             "-" if plain is None else f"{row['time_us'] / plain:.2f}",
             f"{row['algbw_gb_s']:.3f}",

@@ -12,6 +12,7 @@ from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import run_training
+from isthmus.plan.figures import figures_table
 
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
@@ -70,11 +71,8 @@ def _notes(reports: dict[str, dict[str, Any]]) -> list[str]:
 
 def print_scaling(report: dict[str, Any], console: Console) -> None:
     """Print two tables, arms by layouts, and the notes."""
-    link = report["headline_link"]
-    console.print(f"Median seconds a step, link {link}", highlight=False)
-    console.print(_table(report, _time))
-    console.print("MB a step that the link of one node sends (of it gradients)", highlight=False)
-    console.print(_table(report, _bytes))
+    console.print(_table(report, f"Median seconds a step, link {report['headline_link']}", _time))
+    console.print(_table(report, "MB a step that the link of one node sends (of it gradients)", _bytes))
     for note in report["notes"]:
         console.print(f"- {note}", highlight=False)
 
@@ -88,11 +86,8 @@ def _bytes(figures: dict[str, Any]) -> str:
     return f"{figures['node_mb_per_step']:.2f} ({figures['reduction_node_mb_per_step']:.2f}){mark}"
 
 
-def _table(report: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> Table:
-    table = Table()
-    table.add_column("arm", no_wrap=True)
-    for layout in report["layouts"]:
-        table.add_column(layout, justify="right", no_wrap=True)
+def _table(report: dict[str, Any], title: str, cell: Callable[[dict[str, Any]], str]) -> Table:
+    table = figures_table("arm", title, list(report["layouts"]))
     for arm in next(iter(report["layouts"].values())):
         table.add_row(arm, *(cell(figures[arm]) for figures in report["layouts"].values()))
     return table

@@ -16,14 +16,14 @@ from isthmus.benchmarks.common.model import ByteGpt
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.plan.figures import figures_table
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import strategies_named, world_formula
-from isthmus.plan.tables import strategy_table
+from isthmus.plan.strategies import strategies_named
 from isthmus.plan.units import Model
-from isthmus.plan.volumes import sent_bytes
+from isthmus.plan.volumes import sent_bytes, world_formula
 
 _WEIGHTS = "all_gather"
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a
@@ -174,7 +174,7 @@ def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:
 def print_checks(checks: Sequence[ArmCheck], console: Console) -> None:
     """Print predictions beside what transports and links counted; bytes are sums over all nodes."""
     columns = ["collectives", "bytes\npredicted", "of it\nIsthmus's", "transports\ncounted", "links,\nover it"]
-    table = strategy_table("A step: predicted from placement, and counted in a real run", columns)
+    table = figures_table("arm", "A step: predicted from placement, and counted in a real run", columns)
     for check in checks:
         predicted = check.predicted
         collectives = f"{predicted.collectives.total()} {_agreement(check.collectives_equal)}"

@@ -14,6 +14,7 @@ from isthmus.benchmarks.simulate import parse_link_rate
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
+from isthmus.plan.figures import figures_table
 from isthmus.plan.strategies import ARMS, Strategy
 
 #: Begins a note that casts doubt on the figures.
@@ -215,7 +216,7 @@ def _time_table(report: dict[str, Any]) -> Table:
     phases = list(next(iter(report["arms"].values()))["phases_s"])
     columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in phases]
     place = "" if len(report["links"]) == 1 else f"; the last three at {report['headline_link']}"
-    table = _table(f"Median seconds a step{place}", columns)
+    table = figures_table("arm", f"Median seconds a step{place}", columns)
     for name, arm in report["arms"].items():
         times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
         times += [arm["phases_s"][phase] for phase in phases]
@@ -225,18 +226,10 @@ def _time_table(report: dict[str, Any]) -> Table:
 
 def _byte_table(report: dict[str, Any]) -> Table:
     columns = ["link", "gather\n(of it)", "reduce\n(of it)", "val\nloss"]
-    table = _table("MB a step that the nodes' links sent, summed over nodes", columns)
+    table = figures_table("arm", "MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
         table.add_row(name, *(_megabytes(arm[part]) for part in parts), f"{arm['val_loss']:.3f}")
-    return table
-
-
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("arm", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

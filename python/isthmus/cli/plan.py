@@ -84,12 +84,12 @@ def plan(
         from isthmus.plan.packets import WireOptions
         from isthmus.plan.placement import ElementBytes
         from isthmus.plan.ranges import check_range
-        from isthmus.plan.report import build_report
+        from isthmus.plan.report import build_report, print_comparison
         from isthmus.plan.scan import Comparison
         from isthmus.plan.sources import known, of_machine, resolve
         from isthmus.plan.step import Setting, StepPlan
-        from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named, world_formula
-        from isthmus.plan.tables import print_comparison
+        from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named
+        from isthmus.plan.volumes import world_formula
         from isthmus.topology.formats.read import read_machine
 
         inter_gbit_s = parse_speed_gbit_s(inter, "--inter") if inter is not None else None

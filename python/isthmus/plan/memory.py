@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from isthmus.plan.assumptions import INPUT_BUFFERS
 from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape, weights_packet_bytes
 from isthmus.plan.placement import (
     Cluster,
@@ -18,6 +19,8 @@ from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind
 _FLOAT_BYTES = 4
 #: FSDP2 holds the weights of the unit that computes and of the one that is gathered beside it.
 _GATHERED_AT_ONCE = 2
+#: And gradients of the units in its input buffers, and of the one that computes.
+_UNREDUCED_AT_ONCE = INPUT_BUFFERS + 1
 #: Adam: two moments in float32.
 _OPTIMIZER_BYTES = 8
 
@@ -50,12 +53,8 @@ def memory_of(
     formula: Formula,
     cluster: Cluster,
     element_bytes: ElementBytes,
-    num_unreduced: int,
 ) -> Memory:
-    """Memory of a rank, for units in the order of their gathers with the placements of each.
-
-    num_unreduced: units whose whole gradients are held at once.
-    """
+    """Memory of a rank, for units in the order of their gathers with the placements of each."""
 
     def at_rest(num_bytes: int) -> int:
         return sum(_part_elements(unit, p.parameters, cluster) for unit, p in placed_units) * num_bytes
@@ -72,7 +71,7 @@ def memory_of(
         gradients=at_rest(element_bytes.stored),
         optimizer=at_rest(_OPTIMIZER_BYTES),
         gathered=_gathered(placed_units, cluster, element_bytes),
-        unreduced=_unreduced(placed_units, num_unreduced, element_bytes),
+        unreduced=_unreduced(placed_units, element_bytes),
         residuals=residuals,
         replicas=replicas,
         scratch=scratch,
@@ -115,9 +114,9 @@ def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster,
     return (kept + sum(sorted(passing)[-_GATHERED_AT_ONCE:])) * element_bytes.gathered
 
 
-def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], at_once: int, element_bytes: ElementBytes) -> int:
+def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], element_bytes: ElementBytes) -> int:
     sizes = sorted(unit.num_parameters for unit, p in placed_units if p.parameters is not Placement.REPLICATED)
-    return sum(sizes[-at_once:]) * element_bytes.reduced
+    return sum(sizes[-_UNREDUCED_AT_ONCE:]) * element_bytes.reduced
 
 
 def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:

@@ -1,14 +1,21 @@
-"""A comparison as plain values for `--json`, and in sentences."""
+"""A comparison as plain values for `--json`, as tables, and in sentences."""
 
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.plan.assumptions import INPUT_BUFFERS
+from isthmus.plan.figures import figures_table
 from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.step import Setting, StepPlan, StepTime
 from isthmus.plan.strategies import Strategy
 
 SCHEMA = 3
+_GIGA = 1e9
+_MEGA = 1e6
 
 
 def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
@@ -24,7 +31,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "codec_speeds": asdict(comparison.codecs),
         "compute": asdict(comparison.compute),
         "element_bytes": asdict(setting.element_bytes),
-        "input_buffers": setting.input_buffers,
+        "input_buffers": INPUT_BUFFERS,
         "plain_backend": backend_name(setting),
         "memory_limit_bytes": comparison.memory_bytes,
         "strategies": {
@@ -55,7 +62,6 @@ def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[st
         "phases": {str(phase): seconds for phase, seconds in time.phases.items()},
         "serial_s": time.serial_s,
         "step_s": time.step_s,
-        "exposed_s": time.exposed_s,
     }
 
 
@@ -147,3 +153,48 @@ def _seconds(seconds: float) -> str:
 
 def _gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
+
+
+def print_comparison(comparison: Comparison, setting: Setting, console: Console) -> None:
+    """Print bytes, times, memory, the verdict, and its assumptions."""
+    model, cluster = setting.model, setting.cluster
+    console.print(
+        f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units, on {cluster.nodes} nodes x "
+        f"{cluster.ranks_per_node} ranks; plain strategies on {backend_name(setting)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_bytes_table(comparison))
+    console.print(_time_table(comparison))
+    for sentence in verdict(comparison):
+        console.print(f"[bold]{sentence}[/bold]", highlight=False, soft_wrap=True)
+    console.print()
+    for note in notes(comparison, setting):
+        console.print(f"- {note}", highlight=False, soft_wrap=True)
+
+
+def _bytes_table(comparison: Comparison) -> Table:
+    largest = max(sum(plan.node_bytes.values()) for plan in comparison.plans)
+    unit, name = (_GIGA, "GB") if largest >= _GIGA else (_MEGA, "MB")
+    columns = ["weights\nforward", "weights\nbackward", "gradients", "in all", "memory\nGB a rank", "of it\nresiduals"]
+    table = figures_table("strategy", f"{name} a step that leave each node", columns)
+    for plan in comparison.plans:
+        parts = [*plan.node_bytes.values(), sum(plan.node_bytes.values())]
+        memory = f"{plan.memory.total / _GIGA:.2f}" + ("" if comparison.fits(plan) else " (!)")
+        figures = [f"{part / unit:.2f}" for part in parts]
+        table.add_row(plan.strategy.name, *figures, memory, f"{plan.memory.residuals / _GIGA:.2f}")
+    return table
+
+
+def _time_table(comparison: Comparison) -> Table:
+    columns = ["forward\ngather", "backward\ngather", "reduction", "compute", "one by\none", "over-\nlapped"]
+    table = figures_table(
+        "strategy", f"Seconds a step at {comparison.links.inter_gbit_s:g} Gbit/s: phases, and the whole", columns
+    )
+    for plan in comparison.plans:
+        time = comparison.time(plan)
+        figures = [*time.phases.values(), time.compute_s, time.serial_s, time.step_s]
+        name = plan.strategy.name
+        shown = f"[bold]{name}[/bold]" if plan is comparison.winner else name
+        table.add_row(shown, *(f"{figure:.3f}" for figure in figures))
+    return table

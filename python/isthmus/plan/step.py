@@ -10,7 +10,6 @@ from isthmus.plan.assumptions import INPUT_BUFFERS, CodecSpeeds, Compute, Links
 from isthmus.plan.memory import Memory, memory_of
 from isthmus.plan.pipeline import Path, Pipeline, UnitWork
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
-from isthmus.plan.ranges import check_range
 from isthmus.plan.strategies import Strategy
 from isthmus.plan.timing import node_hops, stage_of
 from isthmus.plan.units import Model
@@ -25,21 +24,12 @@ Timed = tuple[Operation, Path]
 
 @dataclass(frozen=True)
 class Setting:
-    """The common setting of all strategies of a comparison. input_buffers: of FSDP2's reduce-scatters."""
+    """The common setting of all strategies of a comparison."""
 
     model: Model
     cluster: Cluster
     world: RingFormula
     element_bytes: ElementBytes = field(default_factory=ElementBytes)
-    input_buffers: int = INPUT_BUFFERS
-
-    def __post_init__(self) -> None:
-        check_range("input_buffers", self.input_buffers, 1, 1024)
-
-    @property
-    def num_unreduced(self) -> int:
-        """Units whose whole gradients a rank of FSDP2 holds at once: those in buffers, and the one that computes."""
-        return self.input_buffers + 1
 
 
 @dataclass(frozen=True)
@@ -52,11 +42,6 @@ class StepTime:
     phases: dict[Phase, float]
     serial_s: float
     step_s: float
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds that communication adds to computation, after overlap."""
-        return self.step_s - self.compute_s
 
 
 @dataclass(frozen=True)
@@ -108,7 +93,7 @@ class StepPlan:
         setting = self.setting
         placed = [(unit, self.strategy.placements_of(unit)) for unit in setting.model.units]
         formula = self.strategy.formula(setting.world)
-        return memory_of(placed, formula, setting.cluster, setting.element_bytes, setting.num_unreduced)
+        return memory_of(placed, formula, setting.cluster, setting.element_bytes)
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""
@@ -121,10 +106,9 @@ class StepPlan:
         for shape, timed in paths.items():
             for operation, path in timed:
                 phases[operation.phase] += self._counts[shape] * sum(stage.seconds for stage in path)
-        setting = self.setting
         works = {shape: self._work(shape, timed) for shape, timed in paths.items()}
         fsdp = self.strategy.placements.parameters is not Placement.REPLICATED
-        pipeline = Pipeline([works[shape] for shape in self._order], setting.input_buffers if fsdp else None)
+        pipeline = Pipeline([works[shape] for shape in self._order], INPUT_BUFFERS if fsdp else None)
         return StepTime(
             compute_s=compute.seconds,
             phases=phases,

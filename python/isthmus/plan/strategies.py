@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Placement, Placements
 from isthmus.plan.ranges import check_names
-from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula, gloo_formula, nccl_formula
+from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Unit  # which needs torch
-
-BACKENDS = {"nccl": nccl_formula, "gloo": gloo_formula}
 
 
 @dataclass(frozen=True)
@@ -122,13 +120,6 @@ ARMS = {
     for name, strategy in STRATEGIES.items()
     if strategy.placements != DDP and (strategy in _NAMED or name in _ARMS_OF_OTHER_BITS)
 }
-
-
-def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
-    """The ordinary backend of that name. ValueError names those that are known."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend '{backend}': expected one of {', '.join(BACKENDS)}")
-    return BACKENDS[backend](ranks_per_node)
 
 
 def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:

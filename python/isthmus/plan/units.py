@@ -41,13 +41,6 @@ class Model:
     name: str
     units: tuple[Unit, ...]
 
-    def __post_init__(self) -> None:
-        if not self.units:
-            raise ValueError(f"model '{self.name}' has no units")
-        for unit in self.units:
-            if unit.num_parameters == 0:
-                raise ValueError(f"unit '{unit.name}' of '{self.name}' has 0 parameters: expected 1 or more")
-
     @cached_property
     def num_parameters(self) -> int:
         """Parameters of all units."""

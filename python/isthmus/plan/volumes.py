@@ -19,6 +19,7 @@ from isthmus.plan.packets import (
     sketch_shape,
     weights_packet_bytes,
 )
+from isthmus.plan.ranges import check_choice
 
 _SMALLEST_SUM_BYTES = 4  # partial sums travel in float32, or float64
 
@@ -126,14 +127,14 @@ class RingFormula:
         return Hop(steps, intra_bytes=edge_bytes, counted=counted)
 
 
-def gloo_formula(ranks_per_node: int) -> RingFormula:
-    """Plain Gloo, whose reduce-scatter is an all-reduce inside."""
-    return RingFormula(ranks_per_node, reduce_scatter_passes=2)
+#: How often a reduce-scatter of a backend goes round its ring. Several rings over the same ranks send as much in all.
+_REDUCE_SCATTER_PASSES = {"nccl": 1, "gloo": 2}
 
 
-def nccl_formula(ranks_per_node: int) -> RingFormula:
-    """True rings, as of NCCL. Several rings over the same ranks send as much in all out of each node."""
-    return RingFormula(ranks_per_node, reduce_scatter_passes=1)
+def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
+    """The ordinary backend of that name. ValueError names those that are known."""
+    check_choice("backend", backend, _REDUCE_SCATTER_PASSES)
+    return RingFormula(ranks_per_node, _REDUCE_SCATTER_PASSES[backend])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import strategies_named, world_formula
+from isthmus.plan.strategies import strategies_named
+from isthmus.plan.volumes import world_formula
 
 MESHES = [(2, 2), (3, 2), (2, 1), (1, 4), (4, 3)]
 

@@ -11,9 +11,9 @@ from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Placement, operations_of
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
+from isthmus.plan.strategies import STRATEGIES, strategies_named
 from isthmus.plan.units import Unit
-from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, nccl_formula
+from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, world_formula
 from isthmus.units.layout import Parameter
 from python.plan.models import units_of_sizes
 
@@ -58,10 +58,10 @@ def test_a_cluster_has_bounds(nodes, ranks, message):
         Cluster(nodes, ranks)
 
 
-def plan(name, model, nodes=2, ranks_per_node=2, backend="nccl", wire=EVERYTHING, **setting):
+def plan(name, model, nodes=2, ranks_per_node=2, backend="nccl", wire=EVERYTHING):
     (strategy,) = strategies_named([name], wire)
     world = world_formula(backend, ranks_per_node)
-    return StepPlan(Setting(model, Cluster(nodes, ranks_per_node), world, **setting), strategy)
+    return StepPlan(Setting(model, Cluster(nodes, ranks_per_node), world), strategy)
 
 
 def node_bytes(*arguments, **keywords):
@@ -163,7 +163,6 @@ def test_two_units_are_gathered_at_once_and_a_part_of_what_is_kept():
 def test_gradients_wait_in_input_buffers_beside_those_of_the_unit_that_computes():
     model = units_of_sizes([100, 200, 300, 400])
     assert plan("fsdp", model).memory.unreduced == 2 * (400 + 300 + 200)
-    assert plan("fsdp", model, input_buffers=1).memory.unreduced == 2 * (400 + 300)
 
 
 def is_reduced_lossily(found):
@@ -204,8 +203,8 @@ def test_residuals_are_those_of_the_document():
 )
 def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, expected):
     call = Collective(kind, range(ranks), 4096, element_bytes)
-    assert scratch_bytes(IsthmusFormula(wire, nccl_formula(ranks // 2)), call) == expected
-    assert scratch_bytes(IsthmusFormula(wire, nccl_formula(ranks)), call) == 0
+    assert scratch_bytes(IsthmusFormula(wire, world_formula("nccl", ranks // 2)), call) == expected
+    assert scratch_bytes(IsthmusFormula(wire, world_formula("nccl", ranks)), call) == 0
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from isthmus.plan.pipeline import Pipeline, UnitWork
 from isthmus.plan.placement import Cluster
 from isthmus.plan.scan import EQUAL_SHARE, Comparison
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
+from isthmus.plan.strategies import STRATEGIES, strategies_named
 from isthmus.plan.timing import Resource, Stage, stage_of
-from isthmus.plan.volumes import Hop
+from isthmus.plan.volumes import Hop, world_formula
 from python.plan.models import units_of_sizes
 
 BETWEEN, WITHIN = Resource.BETWEEN, Resource.WITHIN
@@ -83,6 +83,8 @@ FOUR = [work(20 / 23, scatter=5), *[work(1 / 23, scatter=5)] * 3]
     [
         # Forward 1 s for each of two units, backward 2 s: all gathers but the first of each pass are hidden.
         ([work(0.5, gather=1)] * 2, 1, 6.0, 1 + 2 + 1 + 4),
+        # The third gather begins with the first unit's computation, and its 5 s are over when the second's are.
+        ([work(1 / 3, gather=1)] * 2 + [work(1 / 3, gather=5)], 1, 27.0, 7 + 3 + 5 + 18),
         # Gathers set the pace: 40 s of them, then the last unit computes; backward 40 s more, then the last one.
         ([work(0.25, gather=10)] * 4, 1, 12.0, 40 + 1 + 40 + 2),
         # Reductions hide behind the backward pass but for the last.
@@ -144,7 +146,6 @@ def test_overlap_is_no_slower_than_none_and_no_faster_than_the_link(setting, int
     at_least = [compute_s, sum(plan.node_bytes.values()) * 8 / (inter * 1e9)]
     assert time.step_s >= max(at_least) * (1 - 1e-9)
     assert time.serial_s == pytest.approx(compute_s + sum(time.phases.values()))
-    assert time.exposed_s >= -1e-9 * max(compute_s, 1)
 
 
 def comparison(names=("fsdp", "hsdp", "none", "tagc", "hsdp-tagc"), inter=25, memory_bytes=None, codecs=None):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, nccl_formula, sent_bytes
+from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, sent_bytes, world_formula
 
 TAGC = WireOptions(codec="tagc")
 NONE = WireOptions(codec="none")
@@ -16,7 +16,7 @@ WORLD = (0, 1, 2, 3)
 
 
 def on_isthmus(options, ranks_per_node=2):
-    return IsthmusFormula(options, gloo_formula(ranks_per_node))
+    return IsthmusFormula(options, world_formula("gloo", ranks_per_node))
 
 
 def inter_bytes(formula, kind, ranks, num_elements, element_bytes=2):
@@ -30,7 +30,7 @@ def intra_bytes(formula, kind, ranks, num_elements, element_bytes=2):
 
 
 GATHER, SCATTER, REDUCE = Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE
-GLOO, NCCL = gloo_formula(2), nccl_formula(2)
+GLOO, NCCL = world_formula("gloo", 2), world_formula("nccl", 2)
 # 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows. A packet has
 # header, flags of 512 blocks, index, and a sketch of ceil(512 / 10) rows; on a rail 1024 blocks and 103 rows.
 PACKET, RAIL_PACKET = 64 + 64 + 4096 + 52 * 64 * 4, 64 + 128 + 8192 + 103 * 64 * 4
@@ -131,7 +131,7 @@ def test_within_a_node_nothing_leaves_it_and_nothing_is_counted(kind):
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_empty_tensors_and_single_ranks_send_nothing(kind):
-    for formula in (gloo_formula(2), on_isthmus(TAGC), on_isthmus(FLAT)):
+    for formula in (world_formula("gloo", 2), on_isthmus(TAGC), on_isthmus(FLAT)):
         assert formula(Collective(kind, WORLD, 0, 2), 1) == ()
         assert formula(Collective(kind, (1,), 100, 2), 1) == ()
 

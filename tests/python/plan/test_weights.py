@@ -12,8 +12,8 @@ from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, Phase
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
-from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, sent_bytes
+from isthmus.plan.strategies import STRATEGIES, strategies_named
+from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, sent_bytes, world_formula
 from python.plan.models import units_of_sizes
 
 HEADER_BYTES = 64
@@ -21,14 +21,14 @@ CLUSTERS = [(2, 1), (2, 2), (3, 2), (4, 8)]
 BITS = (0.0, 0.34, 1.33, 16.0, 20.0)
 
 
-def plan(name, sizes, nodes, ranks_per_node, wire=None, **setting):
+def plan(name, sizes, nodes, ranks_per_node, wire=None):
     (strategy,) = strategies_named([name], wire or WireOptions(min_elements=0))
     world = world_formula("nccl", ranks_per_node)
-    return StepPlan(Setting(units_of_sizes(sizes), Cluster(nodes, ranks_per_node), world, **setting), strategy)
+    return StepPlan(Setting(units_of_sizes(sizes), Cluster(nodes, ranks_per_node), world), strategy)
 
 
-def full(sizes, nodes, ranks_per_node, bits, **setting):
-    return plan("full", sizes, nodes, ranks_per_node, WireOptions(min_elements=0, weight_bits=bits), **setting)
+def full(sizes, nodes, ranks_per_node, bits):
+    return plan("full", sizes, nodes, ranks_per_node, WireOptions(min_elements=0, weight_bits=bits))
 
 
 def changed_bytes(chunk, bits):
@@ -54,7 +54,9 @@ def test_a_forward_gather_sends_what_changed_and_a_backward_gather_headers(nodes
 @pytest.mark.parametrize(("nodes", "local"), CLUSTERS)
 def test_each_rank_sends_the_same(nodes, local):
     chunk, others = 1000, nodes - 1
-    formula = IsthmusFormula(WireOptions(min_elements=0, weights="delta", weight_bits=1.3), gloo_formula(local))
+    formula = IsthmusFormula(
+        WireOptions(min_elements=0, weights="delta", weight_bits=1.3), world_formula("gloo", local)
+    )
     ranks = range(nodes * local)
     for is_repeated, expected in ((False, HEADER_BYTES + 163), (True, HEADER_BYTES)):
         call = Collective(Kind.ALL_GATHER, ranks, chunk * nodes * local, 2, is_repeated)
@@ -65,7 +67,7 @@ def test_each_rank_sends_the_same(nodes, local):
 
 
 def test_own_shards_are_compared_and_those_of_the_other_nodes_decoded():
-    formula = IsthmusFormula(WireOptions(min_elements=0, weights="delta"), gloo_formula(2))
+    formula = IsthmusFormula(WireOptions(min_elements=0, weights="delta"), world_formula("gloo", 2))
     for is_repeated, decoded in ((False, 2 * 1000), (True, 0)):
         hops = formula(Collective(Kind.ALL_GATHER, range(6), 6000, 2, is_repeated), 0)
         assert sum(hop.encoded_elements for hop in hops) == 1000
@@ -87,15 +89,15 @@ def test_replicas_are_the_rails_shards_of_every_unit(nodes, local):
 def test_scratch_is_a_packet_of_ones_own_and_what_others_sent():
     wire = WireOptions(min_elements=0, weights="delta", weight_bits=1.3)
     call = Collective(Kind.ALL_GATHER, range(6), 6000, 2)
-    assert scratch_bytes(IsthmusFormula(wire, gloo_formula(2)), call) == 1000 * 2 + 2 * 163
-    assert scratch_bytes(IsthmusFormula(wire, gloo_formula(6)), call) == 0
+    assert scratch_bytes(IsthmusFormula(wire, world_formula("gloo", 2)), call) == 1000 * 2 + 2 * 163
+    assert scratch_bytes(IsthmusFormula(wire, world_formula("gloo", 6)), call) == 0
 
 
 def test_small_gathers_are_whole():
     wire = WireOptions(min_elements=6001, weights="delta")
     call = Collective(Kind.ALL_GATHER, range(6), 6000, 2)
-    plain = IsthmusFormula(dataclasses.replace(wire, weights="plain"), gloo_formula(2))
-    delta = IsthmusFormula(wire, gloo_formula(2))
+    plain = IsthmusFormula(dataclasses.replace(wire, weights="plain"), world_formula("gloo", 2))
+    delta = IsthmusFormula(wire, world_formula("gloo", 2))
     assert [delta(call, rank) for rank in range(6)] == [plain(call, rank) for rank in range(6)]
     assert plan("full", [6000], 3, 2, WireOptions(min_elements=6001)).memory.replicas == 0
 
