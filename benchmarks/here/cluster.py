@@ -60,7 +60,7 @@ def choose_device(asked: str, members: Sequence[Member]) -> str:
         return "cpu"
     reasons = [
         member.no_gpu
-        or ("" if _gpu_index(rank, members) is not None else f"{member.host} has {member.num_gpus} GPUs for more ranks")
+        or ("" if gpu_index(rank, members) is not None else f"{member.host} has {member.num_gpus} GPUs for more ranks")
         for rank, member in enumerate(members)
     ]
     missing = ranks_by_value(range(len(members)), reasons)
@@ -71,15 +71,11 @@ def choose_device(asked: str, members: Sequence[Member]) -> str:
     raise ValueError(f"--device {asked}: {told}; --device cpu trains on CPUs over Gloo")
 
 
-def gpu_index(rank: int, members: Sequence[Member]) -> int:
-    """The GPU of a rank, once `choose_device` said "cuda"."""
-    index = _gpu_index(rank, members)
-    assert index is not None
-    return index
+def gpu_index(rank: int, members: Sequence[Member]) -> int | None:
+    """The GPU of a rank: its place among the ranks of its machine; the only one that it sees, where each has its own.
 
-
-def _gpu_index(rank: int, members: Sequence[Member]) -> int | None:
-    """Its place among the ranks of its machine; the only GPU that it sees, where the launcher gave each its own."""
+    None: its machine has fewer GPUs. `choose_device` does not say "cuda" then.
+    """
     if members[rank].num_gpus == 1:
         return 0
     index = machine_ranks(rank, members).index(rank)

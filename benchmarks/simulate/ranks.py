@@ -69,14 +69,7 @@ class RankWorld:
     killed when the thread that made them ends.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        ranks_per_node: int,
-        module: str,
-        log_dir: Path,
-        environment: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, network: Network, ranks_per_node: int, module: str, log_dir: Path) -> None:
         self.world_size = network.num_nodes * ranks_per_node
         self.ranks_per_node = ranks_per_node
         self._ranks: list[_Rank] = []
@@ -90,7 +83,6 @@ class RankWorld:
             "ISTHMUS_NODES": f"{network.num_nodes}x{ranks_per_node}",
             "ISTHMUS_LAUNCHER_PID": str(os.getpid()),
             "OMP_NUM_THREADS": "1",
-            **(environment or {}),
         }
         try:
             for rank in range(self.world_size):
@@ -120,11 +112,6 @@ class RankWorld:
                 start_new_session=True,  # Ctrl-C is for us: we end the ranks
             )
         self._ranks.append(_Rank(rank, process, answers, log))
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Process ids by rank."""
-        return [rank.process.pid for rank in self._ranks]
 
     def request(
         self,

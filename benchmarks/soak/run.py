@@ -17,12 +17,11 @@ from isthmus.benchmarks.simulate import MAX_NODES, RankWorld, open_network
 WORKER_MODULE = "isthmus.benchmarks.soak.worker"
 #: The share of the steps in which allocators, caches and lazily made connections settle, and units get residuals.
 WARM_UP_SHARE = 0.25
-#: What a rank's memory may grow by after warming up, between the medians of the first and last quarter of samples.
-#: In short runs part of that are the residuals of units that have not been called before.
-MOST_GROWTH_BYTES = 32 << 20
-#: A group asks the store about faults when an operation takes long, over a connection that it then keeps; so a slow
-#: moment late in the run may add one thread and one descriptor a group.
-MOST_LATE_CONNECTIONS = 6
+#: What a rank may have more of than after warming up, by name: between the medians of the first and last quarter of
+#: samples. In short runs memory has the residuals of units that have not been called before. A group asks the store
+#: about faults when an operation takes long, over a connection that it then keeps; so a slow moment late in the run may
+#: add one thread and one descriptor a group.
+MOST_GROWTH = {"memory_bytes": 32 << 20, "threads": 6, "descriptors": 6}
 _SETUP_TIMEOUT_S = 180
 _NUM_SAMPLES = 40
 _SLOWEST_STEP_S = 30
@@ -53,22 +52,15 @@ class SoakReport:
 
     counted: Counter[str]  # calls by kind
     seconds: float
-    growth_bytes: list[int]  # of each rank's memory after warming up
+    grown: dict[str, list[int]]  # by resource, and rank
     memory_bytes: list[int]  # of each rank at the end
-    late_threads: list[int]
-    late_descriptors: list[int]
 
     def faults(self) -> list[str]:
         """Resources that grew by more than they may, by rank."""
-        bounds = {
-            "bytes of memory": (self.growth_bytes, MOST_GROWTH_BYTES),
-            "threads": (self.late_threads, MOST_LATE_CONNECTIONS),
-            "file descriptors": (self.late_descriptors, MOST_LATE_CONNECTIONS),
-        }
         return [
-            f"rank {rank} has {grown} more {what} than after warming up; at most {most} are allowed"
-            for what, (by_rank, most) in bounds.items()
-            for rank, grown in enumerate(by_rank)
+            f"rank {rank} has {grown} more {name.replace('_', ' ')} than after warming up; at most {most} are allowed"
+            for name, most in MOST_GROWTH.items()
+            for rank, grown in enumerate(self.grown[name])
             if grown > most
         ]
 
@@ -101,21 +93,17 @@ def _batches(steps: int) -> list[tuple[int, int]]:
 def _report(counted: Counter[str], seconds: float, samples: list[list[dict[str, int]]]) -> SoakReport:
     """samples[i][rank]: taken after the i-th batch."""
     warm = samples[int(len(samples) * WARM_UP_SHARE) :]
-    by_rank: list[dict[str, list[int]]] = [
-        {name: [sample[rank][name] for sample in warm] for name in warm[0][rank]} for rank in range(len(warm[0]))
-    ]
     quarter = max(1, len(warm) // 4)
 
-    def growth(values: list[int]) -> int:
+    def growth(name: str, rank: int) -> int:
+        values = [sample[rank][name] for sample in warm]
         return int(median(values[-quarter:]) - median(values[:quarter]))
 
     return SoakReport(
         counted=counted,
         seconds=seconds,
-        growth_bytes=[growth(figures["memory_bytes"]) for figures in by_rank],
-        memory_bytes=[figures["memory_bytes"][-1] for figures in by_rank],
-        late_threads=[figures["threads"][-1] - figures["threads"][0] for figures in by_rank],
-        late_descriptors=[figures["descriptors"][-1] - figures["descriptors"][0] for figures in by_rank],
+        grown={name: [growth(name, rank) for rank in range(len(warm[0]))] for name in MOST_GROWTH},
+        memory_bytes=[figures["memory_bytes"] for figures in warm[-1]],
     )
 
 
@@ -127,9 +115,9 @@ def print_soak(config: SoakConfig, report: SoakReport, console: Console) -> None
         ("steps", f"{config.steps}, seed {config.seed}, {report.seconds:.0f} s"),
         ("collectives", f"{total}, all verified: {kinds}"),
         ("memory at the end", ", ".join(f"{bytes_ / 2**20:.0f} MiB" for bytes_ in report.memory_bytes)),
-        ("grown since warm-up", ", ".join(f"{bytes_ / 2**20:+.1f} MiB" for bytes_ in report.growth_bytes)),
-        ("more threads", ", ".join(map(str, report.late_threads))),
-        ("more descriptors", ", ".join(map(str, report.late_descriptors))),
+        ("grown since warm-up", ", ".join(f"{bytes_ / 2**20:+.1f} MiB" for bytes_ in report.grown["memory_bytes"])),
+        ("more threads", ", ".join(map(str, report.grown["threads"]))),
+        ("more descriptors", ", ".join(map(str, report.grown["descriptors"]))),
     ]
     for name, value in lines:
         console.print(f"{name:20} {value}", highlight=False, soft_wrap=True)

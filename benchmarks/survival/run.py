@@ -50,7 +50,6 @@ class Survival:
     arm: str
     seconds: float
     num_steps: int
-    num_kills: int
     seconds_to_next_step: list[float]  # from each kill to the next committed step
     #: Steps as long as those between kills are, over all time.
     share: float
@@ -129,7 +128,6 @@ def _survival(
         arm=arm,
         seconds=end_s - begin_s,
         num_steps=len(ours),
-        num_kills=len(kills),
         seconds_to_next_step=waits,
         share=min(1.0, len(ours) * step_s / (end_s - begin_s)),
         step_s=step_s,

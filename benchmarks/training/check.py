@@ -17,12 +17,11 @@ from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KI
 from isthmus.benchmarks.common.stage import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.plan.figures import figures_table
-from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named
-from isthmus.plan.units import Model
+from isthmus.plan.units import Model, units_of
 from isthmus.plan.volumes import sent_bytes, world_formula
 
 _WEIGHTS = "all_gather"

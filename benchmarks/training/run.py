@@ -52,80 +52,53 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
             console.print(
                 "[yellow]Times are unshaped: there is no link to limit. Bytes are what the transports counted."
             )
-        run = _Run(config, stage, schedule(config, links))
+        segments = schedule(config, links)
+        setup = {"do": "setup", "config": asdict(config), "timeout_s": config.timeout_s}
+        setup |= {"count_link": stage.counts_links, "num_steps": steps_per_arm(segments)}
         with console.status("starting the ranks"):
-            model = run.setup()
-        records = TrainingRecords(config, stage.description, links, model, run.steps)
+            model = stage.world.request(setup, _SETUP_TIMEOUT_S)[0]
         console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
-        run.train(console)
-        records.val_loss = run.validate()
-    records.load_before = load_before
-    records.seconds = time.monotonic() - start_s
-    return records
-
-
-class _Run:
-    """One world stepping through one schedule."""
-
-    def __init__(self, config: TrainingConfig, stage: Stage, segments: list[Segment]) -> None:
-        self._config = config
-        self._stage = stage
-        self._segments = segments
-        self.steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
-
-    def setup(self) -> dict[str, Any]:
-        """Build all arms; returns rank 0's facts about the model."""
-        command = {
-            "do": "setup",
-            "config": asdict(self._config),
-            "timeout_s": self._config.timeout_s,
-            "count_link": self._stage.counts_links,
-            "num_steps": steps_per_arm(self._segments),
+        steps = _train(config, stage, segments, console)
+        val_loss = {
+            arm: fmean(each["loss"] for each in _request(config, stage, "validate", arm)) for arm in config.arms
         }
-        return self._stage.world.request(command, _SETUP_TIMEOUT_S)[0]
+        description = stage.description
+    seconds = time.monotonic() - start_s
+    return TrainingRecords(config, description, links, model, steps, val_loss, seconds, load_before)
 
-    def train(self, console: Console) -> None:
-        """Go through the schedule."""
-        own_link = link = unlimited_link(self._config)
-        with _progress(console) as progress:
-            total = sum(segment.num_steps for segment in self._segments)
-            task = progress.add_task("", total=total, shown="")
-            for segment in self._segments:
-                if segment.link != link:
-                    link = segment.link
-                    self._shape(link)
-                progress.update(task, description=f"{segment.arm} {link}")
-                self._run_segment(segment, _show_step(progress, task))
-        if link != own_link:
-            self._shape(None)
 
-    def validate(self) -> dict[str, float]:
-        """Mean validation loss of each arm, over all ranks' sequences."""
-        losses = {}
-        for arm in self._config.arms:
-            answers = self._request({"do": "validate", "arm": arm})
-            losses[arm] = fmean(answer["loss"] for answer in answers)
-        return losses
+def _train(
+    config: TrainingConfig, stage: Stage, segments: Sequence[Segment], console: Console
+) -> dict[str, list[dict[str, Any]]]:
+    """Go through the schedule; returns the records of each arm's steps."""
+    steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
+    own_link = link = unlimited_link(config)
+    with _progress(console) as progress:
+        task = progress.add_task("", total=sum(segment.num_steps for segment in segments), shown="")
+        for segment in segments:
+            if segment.link != link:
+                link = segment.link
+                _shape(stage, link)
+            progress.update(task, description=f"{segment.arm} {link}")
+            facts = {"num_steps": segment.num_steps, "audit": segment.kind == "audited"}
+            answers = _request(config, stage, "steps", segment.arm, _show_step(progress, task), **facts)
+            done = steps[segment.arm]
+            for records in zip(*(answer["records"] for answer in answers), strict=True):
+                done.append({"step": len(done), "link": link, "kind": segment.kind} | merge_ranks(records))
+    if link != own_link:
+        _shape(stage, None)
+    return steps
 
-    def _shape(self, rate: str | None) -> None:
-        assert self._stage.shape is not None
-        self._stage.shape(rate)
 
-    def _run_segment(self, segment: Segment, on_event: Callable[[Event], None]) -> None:
-        command = {
-            "do": "steps",
-            "arm": segment.arm,
-            "num_steps": segment.num_steps,
-            "audit": segment.kind == "audited",
-        }
-        answers = self._request(command, on_event)
-        done = self.steps[segment.arm]
-        for records in zip(*(answer["records"] for answer in answers), strict=True):
-            head = {"step": len(done), "link": segment.link, "kind": segment.kind}
-            done.append(head | merge_ranks(records))
+def _shape(stage: Stage, rate: str | None) -> None:
+    assert stage.shape is not None
+    stage.shape(rate)
 
-    def _request(self, command: dict[str, Any], on_event: Callable[[Event], None] = ignore) -> list[dict[str, Any]]:
-        return self._stage.world.request(command, self._config.timeout_s + SILENCE_MARGIN_S, on_event)
+
+def _request(
+    config: TrainingConfig, stage: Stage, do: str, arm: str, on_event: Callable[[Event], None] = ignore, **facts: Any
+) -> list[dict[str, Any]]:
+    return stage.world.request({"do": do, "arm": arm} | facts, config.timeout_s + SILENCE_MARGIN_S, on_event)
 
 
 def merge_ranks(records: tuple[dict[str, Any], ...]) -> dict[str, Any]:

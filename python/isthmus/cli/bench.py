@@ -13,9 +13,9 @@ from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.run import SoakConfig, print_soak, run_soak
 from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.cli.failures import FAILED, fail
 from isthmus.cli.gone import Commands
 from isthmus.cli.options import filled
+from isthmus.cli.terminal import FAILED, fail
 
 bench = typer.Typer(
     cls=Commands,

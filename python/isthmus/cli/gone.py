@@ -4,7 +4,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from isthmus.cli.failures import fail
+from isthmus.cli.terminal import fail
 
 #: As typed after `isthmus`, and what to use instead.
 GONE = {

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus.cli.consoles import WIDTH
-from isthmus.cli.failures import failures_told
+from isthmus.cli.terminal import WIDTH, failures_told
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:

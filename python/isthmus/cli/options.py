@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from isthmus.benchmarks.common.options import METADATA, Option
-from isthmus.cli.failures import failures_told
+from isthmus.cli.terminal import failures_told
 
 _SIMULATED = "only for simulated nodes; with --here nodes are the launcher's, and links are as they are: leave it out"
 

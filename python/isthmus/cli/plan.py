@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isthmus.cli.consoles import console
-from isthmus.cli.failures import failures_told
+from isthmus.cli.terminal import console, failures_told
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Model
@@ -149,7 +148,7 @@ def _model(preset: str | None, module: str | None) -> "Model":
         raise ValueError(f"expected one of --preset ({', '.join(PRESETS)}) and --module")
     if preset is not None:
         return preset_named(preset)
-    from isthmus.plan.modules import load_module, units_of
+    from isthmus.plan.units import load_module, units_of
 
     assert module is not None
     return units_of(load_module(module))

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus.cli.consoles import WIDTH, console
-from isthmus.cli.failures import failures_told
+from isthmus.cli.terminal import WIDTH, console, failures_told
 
 
 def topo(

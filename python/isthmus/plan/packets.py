@@ -103,11 +103,8 @@ def piece_bytes(num_elements: int, element_bytes: int, codec: str, options: Wire
 def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions) -> int:
     """A packet of that codec, with the rest of the options."""
     if codec == "none":
-        return plain_packet_bytes(num_elements, element_bytes)
-    sizes = {"tagc": tagc_packet_bytes, "quant": quant_packet_bytes}
-    if codec not in sizes:
-        raise ValueError(f"codec {codec}: the sizes of its packets are not known before it runs")
-    return sizes[codec](num_elements, options)
+        return _HEADER_BYTES + _round_up(num_elements * element_bytes, _PLAIN_ALIGNMENT)
+    return {"tagc": _tagc_packet_bytes, "quant": _quant_packet_bytes}[codec](num_elements, options)
 
 
 def weights_packet_bytes(num_elements: int, element_bytes: int, options: WireOptions) -> int:
@@ -115,21 +112,15 @@ def weights_packet_bytes(num_elements: int, element_bytes: int, options: WireOpt
     return math.ceil(num_elements * min(options.weight_bits, 8 * element_bytes) / 8)
 
 
-def plain_packet_bytes(num_elements: int, element_bytes: int) -> int:
-    """A packet of codec `none`."""
-    return _HEADER_BYTES + _round_up(num_elements * element_bytes, _PLAIN_ALIGNMENT)
-
-
-def quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
-    """A packet of codec `quant`: a scale for each whole group, codes in whole blocks, the rest of the piece exactly."""
+def _quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
+    """A scale for each whole group, codes in whole blocks, the rest of the piece exactly."""
     num_groups, tail_elements = divmod(num_elements, _QUANT_GROUP)
     scales = num_groups * _BYTES_OF_TYPE["bf16"]
     codes = math.ceil(num_groups * _QUANT_GROUP / _QUANT_BLOCK) * _QUANT_BLOCK * options.bits // 8
     return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in (_HEADER_BYTES, scales, codes, tail_elements * 4))
 
 
-def tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
-    """A packet of codec `tagc`."""
+def _tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
     if num_elements == 0:
         return _round_up(_HEADER_BYTES, _SECTION_BYTES)
     shape = sketch_shape(num_elements, options)

@@ -8,10 +8,9 @@ from functools import cached_property
 
 from isthmus.plan.assumptions import INPUT_BUFFERS, CodecSpeeds, Compute, Links
 from isthmus.plan.memory import Memory, memory_of
-from isthmus.plan.pipeline import Path, Pipeline, UnitWork
+from isthmus.plan.pipeline import Path, Pipeline, UnitWork, node_hops, stage_of
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
 from isthmus.plan.strategies import Strategy
-from isthmus.plan.timing import node_hops, stage_of
 from isthmus.plan.units import Model
 from isthmus.plan.volumes import Hop, Kind, RingFormula
 

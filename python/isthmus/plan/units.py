@@ -1,9 +1,19 @@
-"""The units of a model: what FSDP gathers and reduces together, and the parameters that they hold."""
+"""The units of a model: what FSDP gathers and reduces together, and the parameters that they hold.
 
+A torch module is built on the meta device: no memory, no weights, only shapes.
+"""
+
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib import import_module
+from pathlib import Path
 
-from isthmus.units.layout import Parameter, rows
+import torch
+from torch import nn
+
+from isthmus.units.layout import Parameter, clean_name, rows
 
 
 @dataclass(frozen=True)
@@ -45,3 +55,68 @@ class Model:
     def num_parameters(self) -> int:
         """Parameters of all units."""
         return sum(unit.num_parameters for unit in self.units)
+
+
+def units_of(module: nn.Module) -> Model:
+    """The units that FSDP2 would make of a module: what it wraps, and the root with everything else.
+
+    Where FSDP2 has wrapped parts of it already, these are the units. Else every element of a `ModuleList` with
+    parameters is one. A parameter that several modules share counts once, with the first. ValueError: nothing to train.
+    """
+    owners = _wrapped(module)
+    units: dict[str, list[Parameter]] = {name: [] for name in owners.values()}
+    seen: set[int] = set()
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            units[_owner(path, owners)].append(Parameter(clean_name(path), tuple(parameter.shape)))
+    made = [Unit(name or "root", tuple(found), is_root=not name) for name, found in units.items() if found]
+    if not made:
+        raise ValueError(f"{type(module).__name__} has no parameters")
+    return Model(type(module).__name__, tuple(made))
+
+
+def load_module(factory: str) -> nn.Module:
+    """What "package.module:factory" makes, called without arguments on the meta device.
+
+    The current directory is searched, too. ValueError names the factory and what is wrong with it.
+    """
+    module_name, _, name = factory.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        with torch.device("meta"):
+            module: nn.Module = getattr(import_module(module_name), name)()
+        module.named_parameters()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"module '{factory}' failed: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _wrapped(module: nn.Module) -> dict[str, str]:
+    """Paths of the modules that become units, the root ("") first; to the name of the unit, in order."""
+    from torch.distributed.fsdp import FSDPModule
+
+    named = dict(module.named_modules())
+    if any(isinstance(part, FSDPModule) for part in named.values()):
+        chosen = [path for path, part in named.items() if isinstance(part, FSDPModule)]
+    else:
+        chosen = list(_elements_of_lists(named))
+    return {path: clean_name(path) for path in ["", *(path for path in chosen if path)]}
+
+
+def _elements_of_lists(named: dict[str, nn.Module]) -> Iterator[str]:
+    """Elements of the outermost lists: what is within such an element belongs to it."""
+    taken: list[str] = []
+    for path, part in named.items():
+        parent = named.get(path.rpartition(".")[0])
+        is_element = isinstance(parent, nn.ModuleList) and not isinstance(part, nn.ModuleList)
+        if is_element and not any(path.startswith(f"{outer}.") for outer in taken):
+            taken.append(path)
+            yield path
+
+
+def _owner(path: str, owners: dict[str, str]) -> str:
+    """The unit of a parameter: the innermost wrapped module that it is in."""
+    while path and path not in owners:
+        path = path.rpartition(".")[0]
+    return owners[path]

@@ -157,11 +157,16 @@ def test_a_bad_link_rate_is_named(text):
         parse_link_rate(text)
 
 
+def process_ids(world):
+    return [rank.process.pid for rank in world._ranks]
+
+
 @pytest.fixture
-def world(tmp_path):
+def world(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     network = Network(2, "test")
-    with RankWorld(network, 2, "python.benchmarks.rank_under_test", tmp_path, {"PYTHONPATH": PYTHONPATH}) as world:
-        pids = world.process_ids
+    with RankWorld(network, 2, "python.benchmarks.rank_under_test", tmp_path) as world:
+        pids = process_ids(world)
         world.request({"do": "echo", "value": 0}, HANG_S)  # all have started
         yield world
     wait_until_gone(pids)
@@ -200,7 +205,7 @@ def test_ranks_without_an_answer_are_named_beside_the_one_that_failed(world):
 
 @pytest.mark.processes
 def test_silent_ranks_are_named(world):
-    os.kill(world.process_ids[3], signal.SIGSTOP)
+    os.kill(process_ids(world)[3], signal.SIGSTOP)
     patience_s = scaled(4)  # the others answer within milliseconds
     with pytest.raises(RankFailure, match=rf"'echo': no word for {patience_s:.0f} s, no answer from rank 3$"):
         world.request({"do": "echo", "value": 1}, patience_s)
@@ -208,6 +213,6 @@ def test_silent_ranks_are_named(world):
 
 @pytest.mark.processes
 def test_a_rank_that_died_between_commands_is_named(world):
-    os.kill(world.process_ids[1], signal.SIGKILL)
+    os.kill(process_ids(world)[1], signal.SIGKILL)
     with pytest.raises(RankFailure, match=r"rank 1 .*killed by SIGKILL"):
         world.request({"do": "echo", "value": 1}, HANG_S)

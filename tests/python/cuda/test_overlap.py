@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
-from isthmus.plan.pipeline import Pipeline, UnitWork
-from isthmus.plan.timing import Resource, Stage
+from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork
 from isthmus.units.collectives import UnitReduceScatter
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks

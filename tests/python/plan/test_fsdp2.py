@@ -15,11 +15,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from isthmus.benchmarks.common.recorder import record_collectives
-from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named
+from isthmus.plan.units import units_of
 from isthmus.plan.volumes import world_formula
 
 MESHES = [(2, 2), (3, 2), (2, 1), (1, 4), (4, 3)]

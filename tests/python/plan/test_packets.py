@@ -79,8 +79,3 @@ def test_options_that_shape_packets_are_the_plans():
     in_time = {"dense_steps", "error_interval"}
     known = {field.name for field in fields(WireOptions)} | in_time
     assert {name for names in _native.load().codecs().values() for name in names} <= known
-
-
-def test_sizes_that_are_not_known_in_advance_are_named():
-    with pytest.raises(ValueError, match="codec sign: the sizes"):
-        piece_bytes(1, 4, "sign", WireOptions(codec="sign"))

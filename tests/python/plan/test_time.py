@@ -18,12 +18,11 @@ from isthmus.plan.assumptions import (
     parse_speed_gbit_s,
 )
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.pipeline import Pipeline, UnitWork
+from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork, stage_of
 from isthmus.plan.placement import Cluster
 from isthmus.plan.scan import EQUAL_SHARE, Comparison
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named
-from isthmus.plan.timing import Resource, Stage, stage_of
 from isthmus.plan.volumes import Hop, world_formula
 from python.plan.models import units_of_sizes
 

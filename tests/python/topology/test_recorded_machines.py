@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from isthmus.cli.consoles import WIDTH
+from isthmus.cli.terminal import WIDTH
 from isthmus.topology.formats.read import read_machine
 from isthmus.topology.overview import overview, print_overview
 from machines import checks

@@ -1,4 +1,4 @@
-"""How every command fails: errors that a user can cause give one message and an exit code, no traceback."""
+"""How every command prints and fails: errors that a user can cause give one message and an exit code, no traceback."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
+from rich.console import Console
 
+#: Wide enough for trees and tables: on a narrow terminal a line runs on rather than be cut.
+WIDTH = 240
 FAILED = 1
 INTERRUPTED = 130
 
@@ -43,3 +46,8 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
     """Print one line and end with exit code 1."""
     print(f"isthmus: {message}", file=sys.stderr)
     raise typer.Exit(FAILED) from cause
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for every table where the output goes into a pipe or a file."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
