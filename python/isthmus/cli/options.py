@@ -59,14 +59,14 @@ class _Parameter:
 
     def value_of(self, given: Any) -> Any:
         """The field's value for typer's value. Raises ValueError naming text that cannot be read."""
-        if not given and self._show_default:
+        if given in (None, []):
             return self.default
         parse = self.option.parse or (lambda text: text)
         if self.option.is_repeatable:
             return tuple(parse(str(item)) for item in given)
         if self.is_tuple:
             return tuple(parse(item.strip()) for item in given.split(","))
-        return parse(given)
+        return parse(str(given) if self.option.is_file else given)
 
 
 def filled(
