@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus.benchmarks.collectives.config import CollectivesConfig
-from isthmus.benchmarks.collectives.worker import Worker, relative_error
+from isthmus.benchmarks.collectives.worker import Worker
 from isthmus.benchmarks.simulate.stage import join_simulated
 from python.benchmarks.bench_cli import refused, run
 
@@ -36,13 +36,6 @@ def test_what_is_wrong_is_counted(backend, damage, num_wrong):
         inputs = [tensor.round() for tensor in inputs]
         exact = torch.stack(inputs).sum(0)[:1000]
     assert worker._verify("reduce_scatter", backend, inputs, damage(exact))["num_wrong"] == num_wrong
-
-
-def test_relative_error():
-    exact = torch.tensor([3.0, 4.0])
-    assert relative_error(exact, exact) == 0
-    assert relative_error(torch.zeros(2), exact) == 1
-    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
 
 
 def test_sizes_are_rounded_up_to_equal_parts():

@@ -60,9 +60,8 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
     for arm in ARMS.values():
         made = isthmus.Options(**arm.options)
         assert {name: getattr(made, name) for name in arm.options} == arm.options, arm.name
-    assert len(
-        {json.dumps([arm.options, arm.layout, arm.local_steps], sort_keys=True) for arm in ARMS.values()}
-    ) == len(ARMS)
+    settings = {json.dumps([arm.options, arm.layout, arm.local_steps], sort_keys=True) for arm in ARMS.values()}
+    assert len(settings) == len(ARMS)
     assert all(name in ARMS for name in FINALISTS)
     assert ARMS["tagc-10x-flat"].ranks_per_node == 2
 
@@ -71,12 +70,9 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
     ("changes", "message"),
     [
         ({"lr": 0}, "lr 0: expected above 0 and below 10"),
-        ({"muon_lr": 10}, "muon_lr 10: expected above 0 and below 10"),
         ({"optimizers": ("sgd",)}, "optimizer 'sgd': expected some of adamw, muon"),
-        ({"optimizers": ()}, "no optimizer: expected some of adamw, muon"),
         ({"num_seeds": 0}, "num_seeds 0: expected 1 to 255"),
         ({"finalists": ("zip",)}, "finalist 'zip': expected some of exact, "),
-        ({"finalists": ("tagc-2x", "tagc-2x")}, "finalist 'tagc-2x' is named twice"),
         ({"size": "7b"}, "size '7b': expected some of 1m, 10m"),
         ({"dtype": "fp8"}, "dtype 'fp8': expected one of bf16, fp32"),
         ({"nodes": (9,)}, "nodes 9: expected 2 to 8"),

@@ -36,20 +36,13 @@ def has_links():
     ("field", "value", "message"),
     [
         ("nodes", 1, "nodes 1: expected 2 to 8"),
-        ("nodes", 9, "nodes 9: expected 2 to 8"),
-        ("ranks_per_node", 0, "ranks_per_node 0: expected 1 to 16"),
         ("width", 100, "width 100: expected a multiple of 64"),
         ("context", 0, "context 0: expected 1 to 65536"),
         ("steps", 1, "steps 1: expected 2"),
         ("dtype", "fp8", "dtype 'fp8': expected one of bf16, fp32"),
         ("lr", 0.0, "lr 0.0: expected above 0"),
         ("links", ("fast",), "link rate 'fast'"),
-        (
-            "arms",
-            ("fsdp", "ddp"),
-            "arm 'ddp': expected some of fsdp, fsdp-node, hsdp, none, flat-tagc, tagc, tagc-node, quant, quant2, "
-            "quant-node, full, hsdp-none, hsdp-tagc, hsdp-quant, hsdp-quant2",
-        ),
+        ("arms", ("fsdp", "ddp"), "arm 'ddp': expected some of fsdp, .* tagc-node, quant, quant2, .*hsdp-quant2"),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
         ("arms", (), "no arm"),
     ],
@@ -147,16 +140,13 @@ def synthetic_records(seconds):
     """Records of one link where arm a takes seconds[a] a step."""
     steps = {}
     for arm, step_s in seconds.items():
-        audit = {
-            "audited_link_bytes": {"all_gather": 61, "reduce_scatter": 41},
-        }
         kinds = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("settling", "1gbit")]
         kinds += [("timed", "1gbit")] * 3
         steps[arm] = [
             merge_ranks((record(0.1 if kind == "loss" else step_s, 110),)) | {"step": step, "link": link, "kind": kind}
             for step, (kind, link) in enumerate(kinds)
         ]
-        steps[arm][2] |= audit
+        steps[arm][2]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
         steps[arm][3]["seconds"] = 1e6  # not timed
     config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
     model = {"num_parameters": 1, "options": {}}
@@ -174,7 +164,10 @@ def test_disturbed_times_are_reported():
 
 
 def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
-    arm = build_report(synthetic_records({"tagc": 4.0}))["arms"]["tagc"]
+    records = synthetic_records({"tagc": 4.0})
+    for step, seconds in zip(records.steps["tagc"][-3:], (5.0, 3.0, 4.0), strict=True):
+        step["seconds"] = seconds
+    arm = build_report(records)["arms"]["tagc"]
     assert arm["median_step_s"] == 4.0
     assert arm["by_link"]["unshaped"]["median_step_s"] == 0.1
     assert arm["by_link"]["unshaped"]["num_steps"] == 1  # the first step warms up

@@ -106,7 +106,7 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
     [
         ([*GIVEN], "expected one of --preset (llama2-7b"),
         ([*LLAMA, "--module", "a:b"], "expected one of --preset"),
-        (["--preset", "llama9", *GIVEN], "preset 'llama9': expected one of llama2-7b"),
+        (["--preset", "llama9", *GIVEN], "preset 'llama9': expected one of llama2-7b, llama2-13b"),
         (["--module", "no.such:thing", *GIVEN], "module 'no.such:thing' failed"),
         (["--preset", "llama2-7b"], "the speed of links between nodes is not known (no --machine): give --inter"),
         (["--preset", "llama2-7b", "--inter", "1gbit"], "the speed of links within a node is not known"),

@@ -32,8 +32,6 @@ def test_a_preset_has_a_root_and_a_unit_for_each_block():
     model = preset("Mistral-7B")
     assert [(unit.name, unit.is_root) for unit in model.units[:2]] == [("root", True), ("layers.0", False)]
     assert len(model.units) == 33
-    with pytest.raises(ValueError, match=r"preset 'gpt5': expected one of llama2-7b, .*llama2-70b"):
-        preset("gpt5")
 
 
 def test_each_parameter_is_padded_along_its_first_dimension():
@@ -97,7 +95,6 @@ from torch import nn
 def model(): return nn.Sequential(nn.Linear(1_000_000, 100_000), nn.ReLU())
 def fails(): raise RuntimeError("no such weights")
 def leaves(): raise SystemExit(3)
-def takes(width): return nn.Linear(width, 2)
 number = lambda: 7
 """
 
@@ -120,7 +117,6 @@ def test_a_factory_is_called_on_the_meta_device(factories):
     [
         ("fails", "failed: RuntimeError: no such weights"),
         ("leaves", "failed: SystemExit: 3"),
-        ("takes", "failed: TypeError: .*width"),
         ("number", "failed: AttributeError"),
         ("absent", "failed: AttributeError"),
     ],

@@ -11,8 +11,9 @@ from isthmus.plan.assumptions import codec_speeds
 from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
 
 packet_bytes = _native.load().packet_bytes
+TWO_SEGMENTS = 2 * 262_144 + 4097
 # Elements of a piece: around groups, blocks and their multiples, and none divisible.
-PIECES = (1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001)
+PIECES = (1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001, TWO_SEGMENTS)
 SETTINGS = {
     "none": [{}, {"segments": 3}],
     "quant": [
@@ -36,6 +37,10 @@ def test_the_plan_knows_every_codec():
         assert set(speeds.by_codec) == {*SETTINGS, "delta"}
 
 
+def test_long_pieces_are_cut_into_segments():
+    assert len(segments_of(TWO_SEGMENTS, WireOptions())) == 2
+
+
 def options_of(codec, settings):
     options = isthmus.Options(codec=codec, min_elements=0, **settings)
     return options, WireOptions.of(values_of(options))
@@ -53,25 +58,13 @@ def test_the_plan_has_the_librarys_defaults():
 
 @pytest.mark.parametrize("codec", SETTINGS)
 def test_packets_are_as_long_as_the_codecs_make_them(codec):
+    """Plain ones have the gradient's type."""
     for settings in SETTINGS[codec]:
         options, wire = options_of(codec, settings)
         for piece in PIECES:
-            made = packet_bytes(options, piece, torch.float32)
-            assert made == piece_bytes(piece, 4, codec, wire), (settings, piece)
-
-
-def test_plain_packets_have_the_gradients_type():
-    options, wire = options_of("none", {})
-    for piece in PIECES:
-        assert packet_bytes(options, piece, torch.bfloat16) == piece_bytes(piece, 2, "none", wire), piece
-
-
-@pytest.mark.parametrize("codec", SETTINGS)
-def test_long_pieces_are_cut_into_segments(codec):
-    options, wire = options_of(codec, {})
-    piece = 2 * 262_144 + 4097
-    assert len(segments_of(piece, wire)) == 2
-    assert packet_bytes(options, piece, torch.float32) == piece_bytes(piece, 4, codec, wire)
+            for dtype in (torch.float32, torch.bfloat16) if codec == "none" else (torch.float32,):
+                made = packet_bytes(options, piece, dtype)
+                assert made == piece_bytes(piece, dtype.itemsize, codec, wire), (settings, piece, dtype)
 
 
 def test_options_that_shape_packets_are_the_plans():

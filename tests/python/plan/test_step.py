@@ -44,20 +44,6 @@ def test_groups_of_one_rank_make_no_collectives():
     assert shown(FSDP, nodes=1, ranks_per_node=1) == []
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "message"),
-    [
-        (0, 1, "nodes 0: expected 1 to 4096"),
-        (4097, 1, "nodes 4097: expected 1"),
-        (1, 0, "ranks_per_node 0: expected 1 to 128"),
-        (1, 129, "ranks_per_node 129"),
-    ],
-)
-def test_a_cluster_has_bounds(nodes, ranks, message):
-    with pytest.raises(ValueError, match=message):
-        Cluster(nodes, ranks)
-
-
 def plan(name, model, nodes=2, ranks_per_node=2, backend="nccl", wire=EVERYTHING):
     (strategy,) = strategies_named([name], wire)
     world = world_formula(backend, ranks_per_node)
@@ -205,19 +191,6 @@ def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, exp
     call = Collective(kind, range(ranks), 4096, element_bytes)
     assert scratch_bytes(IsthmusFormula(wire, world_formula("nccl", ranks // 2)), call) == expected
     assert scratch_bytes(IsthmusFormula(wire, world_formula("nccl", ranks)), call) == 0
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["fsdp", "zero9"], "strategy 'zero9': expected some of ddp, fsdp"),
-        (["fsdp", "fsdp"], "strategy 'fsdp' is named twice"),
-        ([], "no strategy: expected some of ddp"),
-    ],
-)
-def test_bad_strategies_are_named(names, message):
-    with pytest.raises(ValueError, match=message):
-        strategies_named(names, WireOptions())
 
 
 def test_options_reach_the_strategies_on_isthmus_but_not_their_codec_and_tiers():
