@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from isthmus.benchmarks.common.options import check_ranges, option, parse_bytes
 from isthmus.benchmarks.here.config import HereConfig
-from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.plan.ranges import check_choice, check_names
 
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")

@@ -13,7 +13,7 @@ from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, PLAIN, Collecti
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.common.stage import World
 from isthmus.benchmarks.here.stage import open_stage
-from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
+from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S
 from isthmus.plan.figures import figures_table
 
 _SETUP_TIMEOUT_S = 120

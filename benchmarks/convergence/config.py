@@ -6,7 +6,7 @@ from pathlib import Path
 from isthmus.benchmarks.common.options import check_ranges, option, parse_whole
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, CodecArm
-from isthmus.benchmarks.simulate import MAX_NODES
+from isthmus.benchmarks.simulate.network import MAX_NODES
 from isthmus.plan.ranges import check_names
 
 OPTIMIZERS = ("adamw", "muon")

@@ -18,7 +18,8 @@ from isthmus.benchmarks.common.data import default_files
 from isthmus.benchmarks.convergence import worker
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
 from isthmus.benchmarks.convergence.results import ResultsFile, Run, make_run, text_digest
-from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, Network, RankWorld, open_network
+from isthmus.benchmarks.simulate.network import Network, open_network
+from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S, RankWorld
 
 _TIMEOUT_S = 300
 _SETUP_TIMEOUT_S = 180

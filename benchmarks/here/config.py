@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from isthmus.benchmarks.common.options import check_ranges, option
-from isthmus.benchmarks.simulate import SIMULATED_RANGES
+from isthmus.benchmarks.simulate.network import SIMULATED_RANGES
 from isthmus.plan.ranges import check_choice
 
 #: Of nodes, and of ranks on each, that a launcher may start.

@@ -31,7 +31,7 @@ from isthmus.benchmarks.here.cluster import (
 )
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
-from isthmus.benchmarks.simulate import RankFailure
+from isthmus.benchmarks.simulate.ranks import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
 from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
@@ -44,7 +44,7 @@ MakeHandlers = Callable[[Join], dict[str, Handler]]
 
 
 def tells() -> bool:
-    """Whether this rank prints and writes the results; to be asked inside `launched_stage` or after it."""
+    """Whether this rank prints and writes the results; to be asked inside `open_stage` or after it."""
     return os.environ["RANK"] == "0"
 
 
@@ -54,38 +54,24 @@ def open_stage(
 ) -> Iterator[tuple[A, Stage]]:
     """Yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device filled in.
 
-    worker: the module of its ranks, with `handlers(join)`. log_dir: of simulated nodes. Raises what
-    `launched_stage` and `simulated_stage` do.
+    command: the benchmark's, for messages. worker: the module of its ranks, with `handlers(join)`. log_dir: of
+    simulated nodes; `simulated_stage` says what is raised for them.
+
+    With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own handlers
+    answer what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
+    all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other error is printed with
+    the rank's name, and ends the process: groups in an unknown state must not be waited for.
     """
-    if arguments.here:
-        with launched_stage(arguments, command, worker.handlers, console) as (found, stage):
-            yield found, stage
-    else:
+    if not arguments.here:
         with simulated_stage(arguments.nodes, arguments.ranks_per_node, worker.__name__, log_dir) as stage:
             yield arguments, stage
-
-
-@contextmanager
-def launched_stage(
-    arguments: A,
-    command: str,
-    make_handlers: MakeHandlers,
-    console: Console,
-) -> Iterator[tuple[A, Stage]]:
-    """Join the launcher's ranks; yields the arguments with nodes, ranks and device filled in, and the stage.
-
-    Collective: every rank runs the context's body alike, and its own `make_handlers(join)` answer what the body asks.
-    On ranks other than the first the console is silent from then on. command: the benchmark's, for messages.
-
-    Raises ValueError on all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other
-    error is printed with the rank's name, and ends the process: groups in an unknown state must not be waited for.
-    """
+        return
     example = f"torchrun --nnodes 2 --nproc-per-node 8 ... -m isthmus bench {command} --here"
     os.environ.update(rendezvous(os.environ, "--here", example))
     check_launched(os.environ, example)
     _join(arguments)
     try:
-        filled, stage = _set_up(arguments, make_handlers)
+        filled, stage = _set_up(arguments, worker.handlers)
         found = filled.on_device()
     except ValueError:
         _leave()

@@ -1,6 +1,7 @@
 """The training benchmark at several numbers of nodes: bytes and time of a step over nodes."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from rich.table import Table
 
 from isthmus.benchmarks.common.report import report_head, write_json
 from isthmus.benchmarks.scaling.config import ScalingConfig
-from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import run_training
 from isthmus.plan.figures import figures_table
@@ -27,21 +27,18 @@ def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> di
 
     Raises RankFailure if a rank fails.
     """
-    reports = {str(layout): _report(config.at(layout), output_dir / str(layout), console) for layout in config.layouts}
+    reports = {}
+    for layout in config.layouts:
+        reports[layout] = build_report(run_training(config.at(layout), output_dir / layout, console))
+        write_json(reports[layout], output_dir / layout / "report.json")
     return {
         **report_head(),
-        "arguments": config.as_json(),
+        "arguments": asdict(config),
         "fields": FIELDS,
         "headline_link": next(iter(reports.values()))["headline_link"],
         "notes": _notes(reports),
         "layouts": {layout: _figures(report) for layout, report in reports.items()},
     }
-
-
-def _report(config: TrainingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
-    report = build_report(run_training(config, output_dir, console))
-    write_json(report, output_dir / "report.json")
-    return report
 
 
 def _figures(report: dict[str, Any]) -> dict[str, Any]:

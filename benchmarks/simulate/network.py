@@ -16,7 +16,6 @@ SIMULATED_RANGES = {"nodes": (2, MAX_NODES), "ranks_per_node": (1, 16)}
 
 _TOOLS = ("unshare", "nsenter", "ip", "tc")
 _COMMAND_TIMEOUT_S = 20
-_NODE_INTERFACE = "eth0"
 
 Rights = Literal["root", "user"]
 
@@ -33,6 +32,8 @@ class Network:
 
     #: Each node has a link of its own that can be shaped and whose bytes the kernel counts.
     has_links = False
+    #: The network interface of a node, as seen there: the same name on all.
+    interface = "lo"
 
     def __init__(self, num_nodes: int, description: str) -> None:
         self.num_nodes = num_nodes
@@ -46,10 +47,6 @@ class Network:
     def address(self, node: int) -> str:
         """IPv4 address at which the other nodes reach `node`."""
         return "127.0.0.1"
-
-    def interface(self, node: int) -> str:
-        """Name of the network interface of `node`, as seen there."""
-        return "lo"
 
     def free_port(self) -> int:
         """A free TCP port on node 0."""
@@ -84,6 +81,7 @@ class NamespaceNetwork(Network):
     """
 
     has_links = True
+    interface = "eth0"
 
     def __init__(self, num_nodes: int, rights: Rights) -> None:
         where = " in a user namespace" if rights == "user" else ""
@@ -108,10 +106,6 @@ class NamespaceNetwork(Network):
         """An address of a private range, known inside the namespaces only."""
         return f"10.83.0.{node + 1}"
 
-    def interface(self, node: int) -> str:
-        """The same name on each node."""
-        return _NODE_INTERFACE
-
     def free_port(self) -> int:
         """Any port: the namespace is ours alone."""
         return 29500
@@ -131,7 +125,7 @@ class NamespaceNetwork(Network):
 
     def sent_bytes(self, node: int) -> int:
         """Read the counter of the node's interface."""
-        return interface_sent_bytes(_NODE_INTERFACE, self._holders[node].pid)
+        return interface_sent_bytes(self.interface, self._holders[node].pid)
 
     def close(self) -> None:
         """End the holders. Safe to call twice."""
@@ -151,17 +145,17 @@ class NamespaceNetwork(Network):
         for _ in range(self.num_nodes):
             self._add_holder()
         if self.num_nodes == 2:
-            self._add_link(0, _NODE_INTERFACE, 1, _NODE_INTERFACE)
+            self._add_link(0, self.interface, 1, self.interface)
         else:
             hub = self._add_holder()
             self._run(hub, ["ip", "link", "add", "bridge0", "type", "bridge"])
             self._run(hub, ["ip", "link", "set", "bridge0", "up"])
             for node in range(self.num_nodes):
                 port = f"port{node}"
-                self._add_link(node, _NODE_INTERFACE, hub, port)
+                self._add_link(node, self.interface, hub, port)
                 self._run(hub, ["ip", "link", "set", port, "master", "bridge0"])
         for node in range(self.num_nodes):
-            self._run(node, ["ip", "address", "add", f"{self.address(node)}/24", "dev", _NODE_INTERFACE])
+            self._run(node, ["ip", "address", "add", f"{self.address(node)}/24", "dev", self.interface])
             self._run(node, ["ip", "link", "set", "lo", "up"])
 
     def _add_holder(self) -> int:

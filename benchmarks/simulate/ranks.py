@@ -91,7 +91,7 @@ class RankWorld:
                     "RANK": str(rank),
                     "LOCAL_RANK": str(local),
                     "GROUP_RANK": str(node),
-                    "GLOO_SOCKET_IFNAME": network.interface(node),
+                    "GLOO_SOCKET_IFNAME": network.interface,
                 }
                 self._start(rank, [*network.command_prefix(node), sys.executable, "-m", module], log_dir, common | own)
         except BaseException:
@@ -167,7 +167,10 @@ class RankWorld:
         # A rank that ended without a word was killed, or crashed: the others' errors follow from that.
         mute = [rank for rank in self._ranks if rank.ended and rank.failure is None]
         told = [rank for rank in self._ranks if rank.failure is not None]
-        first = min(mute, default=None, key=_exit_order) or min(told, key=_failure_time)
+        # Those that a signal ended come first: an exit code of their own is more often a consequence.
+        mute.sort(key=lambda rank: rank.process.returncode is None or rank.process.returncode >= 0)
+        told.sort(key=lambda rank: float((rank.failure or {})["failed_at_s"]))
+        first = (mute or told)[0]
         others = sorted(rank.rank for rank in mute + told if rank is not first)
         silent = sorted(rank.rank for rank in self._ranks if rank.answer is None and rank not in mute + told)
         node, local = divmod(first.rank, self.ranks_per_node)
@@ -213,16 +216,6 @@ def _deliver(rank: _Rank, message: dict[str, Any], on_event: Callable[[dict[str,
         rank.answer = message
     else:
         rank.failure = message
-
-
-def _exit_order(rank: _Rank) -> tuple[bool, int]:
-    """Ranks that a signal ended come first: an exit code of their own is more often a consequence."""
-    code = rank.process.poll()
-    return (code is None or code >= 0, rank.rank)
-
-
-def _failure_time(rank: _Rank) -> float:
-    return float(rank.failure["failed_at_s"]) if rank.failure else float("inf")
 
 
 def _join(ranks: Sequence[int]) -> str:

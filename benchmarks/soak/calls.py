@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, str]] = {
 }
 GRADIENTS = ("gradient_reduce_scatter", "gradient_all_reduce")
 WEIGHTS = "gather_weights"
+_EXACT = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "barrier")
 
 _OPERATORS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 #: Whole numbers to this size: sums over all ranks are exact in every type, in any order.
@@ -174,29 +175,6 @@ def _single_values(call: Call, seed: int, pair: Pair) -> Tensor:
     return tensor
 
 
-def _perform(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> tuple[Tensor, list[Any]]:
-    """Issue the call; returns the tensor that will hold its result, and the Works to wait for."""
-    with isthmus.unit(call.unit) if call.kind in GRADIENTS else nullcontext():
-        output, works = _CALLS[call.kind.removeprefix("gradient_")](call, pair, group, tensor, asynchronous)
-    return output, [work for work in works if work is not None]
-
-
-Performed = tuple[Tensor, list[Any]]
-
-
-def _all_reduce(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    return tensor, [dist.all_reduce(tensor, _OPERATORS[call.operator], group, asynchronous)]
-
-
-def _broadcast(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    return tensor, [dist.broadcast(tensor, pair.ranks[call.root], group, asynchronous)]
-
-
-def _all_gather(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    own = tensor.chunk(pair.size)[pair.rank].clone()
-    return tensor.zero_(), [dist.all_gather_into_tensor(tensor, own, group, asynchronous)]
-
-
 class _Unsharded:
     """FSDP2's gather of a unit's parameters: the Work."""
 
@@ -211,43 +189,38 @@ class _Unsharded:
         self._model.reshard()
 
 
-def _gather_weights(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    if group is pair.gloo:
-        return _all_gather(call, pair, group, tensor, asynchronous)
-    model = pair.model(call)
-    with torch.no_grad():
-        model.weight.to_local().copy_(tensor.chunk(pair.size)[pair.rank])
-    return tensor.zero_(), [_Unsharded(model, tensor, asynchronous)]
+def _perform(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> tuple[Tensor, list[Any]]:
+    """Issue the call; returns the tensor that will hold its result, and the Works to wait for."""
+    with isthmus.unit(call.unit) if call.kind in GRADIENTS else nullcontext():
+        output, works = _issue(call, pair, group, tensor, asynchronous)
+    return output, [work for work in works if work is not None]
 
 
-def _reduce_scatter(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    shard = torch.empty_like(tensor.chunk(pair.size)[0])
-    return shard, [dist.reduce_scatter_tensor(shard, tensor, _OPERATORS[call.operator], group, asynchronous)]
-
-
-def _all_to_all(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    output = torch.empty_like(tensor)
-    return output, [dist.all_to_all_single(output, tensor, group=group, async_op=asynchronous)]
-
-
-def _send_receive(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    """Round the ring: to the next rank, from the one before. Both are always under way together."""
-    output = torch.empty_like(tensor)
-    to, source = pair.ranks[(pair.rank + 1) % pair.size], pair.ranks[pair.rank - 1]
-    return output, [dist.isend(tensor, to, group), dist.irecv(output, source, group)]
-
-
-def _barrier(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    return tensor, [dist.barrier(group, asynchronous)]
-
-
-_EXACT: dict[str, Callable[[Call, Pair, Any, Tensor, bool], Performed]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "send_receive": _send_receive,
-    "barrier": _barrier,
-}
-_CALLS = _EXACT | {WEIGHTS: _gather_weights}
+def _issue(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> tuple[Tensor, list[Any]]:
+    own, operator = tensor.chunk(pair.size)[pair.rank], _OPERATORS[call.operator]
+    match call.kind:
+        case "all_reduce" | "gradient_all_reduce":
+            return tensor, [dist.all_reduce(tensor, operator, group, asynchronous)]
+        case "broadcast":
+            return tensor, [dist.broadcast(tensor, pair.ranks[call.root], group, asynchronous)]
+        case "reduce_scatter" | "gradient_reduce_scatter":
+            output = torch.empty_like(own)
+            return output, [dist.reduce_scatter_tensor(output, tensor, operator, group, asynchronous)]
+        case "gather_weights" if group is not pair.gloo:
+            model = pair.model(call)
+            with torch.no_grad():
+                model.weight.to_local().copy_(own)
+            return tensor.zero_(), [_Unsharded(model, tensor, asynchronous)]
+        case "all_gather" | "gather_weights":
+            own = own.clone()
+            return tensor.zero_(), [dist.all_gather_into_tensor(tensor, own, group, asynchronous)]
+        case "all_to_all":
+            output = torch.empty_like(tensor)
+            return output, [dist.all_to_all_single(output, tensor, group=group, async_op=asynchronous)]
+        case "send_receive":  # round the ring: to the next rank, from the one before, both always under way together
+            output = torch.empty_like(tensor)
+            to, source = pair.ranks[(pair.rank + 1) % pair.size], pair.ranks[pair.rank - 1]
+            return output, [dist.isend(tensor, to, group), dist.irecv(output, source, group)]
+        case "barrier":
+            return tensor, [dist.barrier(group, asynchronous)]
+    raise AssertionError(call.kind)

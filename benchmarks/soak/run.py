@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from isthmus.benchmarks.common.options import check_ranges, option
-from isthmus.benchmarks.simulate import MAX_NODES, RankWorld, open_network
+from isthmus.benchmarks.simulate.network import MAX_NODES, open_network
+from isthmus.benchmarks.simulate.ranks import RankWorld
 
 WORKER_MODULE = "isthmus.benchmarks.soak.worker"
 #: The share of the steps in which allocators, caches and lazily made connections settle, and units get residuals.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from isthmus.benchmarks.simulate import Network
+from isthmus.benchmarks.simulate.network import Network
 
 _PORT = 29510
 
@@ -59,7 +59,7 @@ class Job:
 
     def set_link(self, number: int, state: str) -> None:
         """Bring a member's link "down" or "up"."""
-        command = ["ip", "link", "set", self._network.interface(number), state]
+        command = ["ip", "link", "set", self._network.interface, state]
         subprocess.run([*self._network.command_prefix(number), *command], check=True)
 
     @property
@@ -69,7 +69,7 @@ class Job:
     def _start(
         self, node: int, command: Sequence[str], name: str, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        own = {"GLOO_SOCKET_IFNAME": self._network.interface(node), "OMP_NUM_THREADS": "1", "RUST_LOG": "warn"}
+        own = {"GLOO_SOCKET_IFNAME": self._network.interface, "OMP_NUM_THREADS": "1", "RUST_LOG": "warn"}
         words = ["env", *(f"{key}={value}" for key, value in (own | dict(environment)).items())]
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.benchmarks.common.options import check_ranges, option
-from isthmus.benchmarks.simulate import MAX_NODES, open_network, parse_link_rate
+from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import MAX_NODES, open_network
 from isthmus.benchmarks.survival.job import Job
 from isthmus.plan.ranges import check_names
 
@@ -48,7 +49,6 @@ class Survival:
     """What is left of one arm."""
 
     arm: str
-    seconds: float
     num_steps: int
     seconds_to_next_step: list[float]  # from each kill to the next committed step
     #: Steps as long as those between kills are, over all time.
@@ -103,37 +103,24 @@ def _run_arm(config: SurvivalConfig, arm: str, folder: Path, console: Console) -
             end_s = time.time()
             sent = network.sent_bytes(0) - sent_before if network.has_links else None
     steps = {step["step"]: step for number in range(config.members) for step in _steps(folder, number)}
-    return _survival(arm, list(steps.values()), kills, begin_s, end_s, ended, sent)
+    counted = [step for step in steps.values() if begin_s <= step["at_s"] <= end_s]
+    at_s = sorted(step["at_s"] for step in counted)
+    step_s = median(step["seconds"] for step in counted)
+    return Survival(
+        arm=arm,
+        num_steps=len(counted),
+        seconds_to_next_step=[next((at for at in at_s if at > kill), end_s) - kill for kill in kills],
+        share=min(1.0, len(counted) * step_s / (end_s - begin_s)),
+        step_s=step_s,
+        num_ended=ended,
+        sent_bytes_a_step=None if sent is None else sent / len(counted),
+    )
 
 
 def _steps(folder: Path, number: int) -> list[dict[str, Any]]:
     log = folder / f"member{number}.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return [json.loads(line) for line in lines if line.startswith('{"step"') and line.endswith("}")]
-
-
-def _survival(
-    arm: str,
-    steps: list[dict[str, Any]],
-    kills: list[float],
-    begin_s: float,
-    end_s: float,
-    ended: int,
-    sent: int | None,
-) -> Survival:
-    ours = sorted(step["at_s"] for step in steps if begin_s <= step["at_s"] <= end_s)
-    step_s = median(step["seconds"] for step in steps if begin_s <= step["at_s"] <= end_s)
-    waits = [next((at - kill for at in ours if at > kill), end_s - kill) for kill in kills]
-    return Survival(
-        arm=arm,
-        seconds=end_s - begin_s,
-        num_steps=len(ours),
-        seconds_to_next_step=waits,
-        share=min(1.0, len(ours) * step_s / (end_s - begin_s)),
-        step_s=step_s,
-        num_ended=ended,
-        sent_bytes_a_step=None if sent is None or not ours else sent / len(ours),
-    )
 
 
 def print_survival(config: SurvivalConfig, found: list[Survival], console: Console) -> None:

@@ -21,7 +21,7 @@ from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named
-from isthmus.plan.units import Model, units_of
+from isthmus.plan.units import units_of
 from isthmus.plan.volumes import sent_bytes, world_formula
 
 _WEIGHTS = "all_gather"
@@ -51,8 +51,10 @@ class Predicted:
 def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None) -> Predicted:
     """The predicted step of an arm of the training benchmark. options: of its groups; None: on the ordinary backend."""
     cluster = Cluster(config.nodes, config.ranks_per_node)
+    with torch.device("meta"):
+        model = units_of(ByteGpt(config.shape))
     setting = Setting(
-        model=_model_of(config),
+        model=model,
         cluster=cluster,
         world=world_formula(plain_backend(config.device), config.ranks_per_node),
         element_bytes=ElementBytes.of(config.dtype, config.dtype),
@@ -70,11 +72,6 @@ def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None)
             counted[phase] += sent.counted_bytes
     signatures = Counter(_signature(operation, cluster) for operation in plan.operations)
     return Predicted(signatures, by_phase, counted)
-
-
-def _model_of(config: TrainingConfig) -> Model:
-    with torch.device("meta"):
-        return units_of(ByteGpt(config.shape))
 
 
 def _signature(operation: Operation, cluster: Cluster) -> Signature:

@@ -6,7 +6,7 @@ from typing import Any
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.here.config import HereConfig
-from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.plan.ranges import check_choice, check_names
 from isthmus.plan.strategies import ARMS
 

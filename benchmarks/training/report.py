@@ -10,7 +10,7 @@ from rich.table import Table
 
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
@@ -75,7 +75,9 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     arm["check"] = check.to_json()
     arm["link_bytes_source"] = "prediction" if check.link_bytes is None else "interface"
     if check.link_bytes is not None:
-        counted = _mean_by_phase(audited, "audited_link_bytes")
+        counted = {
+            phase: fmean(step["audited_link_bytes"][phase] for step in audited) for phase in COMMUNICATION_PHASES
+        }
         # Packets of gradients have one size in all steps; those of weights are as long as the step's changes are, and
         # the audited steps' are longer than others'. So the gradients' bytes are as audited, and weights are the rest.
         gradients = {phase: num_bytes for phase, num_bytes in counted.items() if phase != "all_gather"}
@@ -91,14 +93,6 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     return arm | {"by_link": by_link, "steps": steps}
 
 
-def _mean_by_phase(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
-    return {phase: fmean(step[field][phase] for step in steps) for phase in COMMUNICATION_PHASES}
-
-
-def _median_by_key(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
-    return {key: median(step[field][key] for step in steps) for key in steps[0][field]}
-
-
 def _counts(step: dict[str, Any], link: str) -> bool:
     """Whether a step's time counts at `link`. The first of all steps warms up."""
     return bool(step["link"] == link and step["kind"] in ("loss", "timed") and step["step"] > 0)
@@ -112,7 +106,7 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
         "max_step_s": max(step["seconds"] for step in steps),
         "num_steps": len(steps),
         "link_bytes_per_step": None if None in link_bytes else fmean(link_bytes),
-        "phases_s": _median_by_key(steps, "phases_s"),
+        "phases_s": {phase: median(step["phases_s"][phase] for step in steps) for phase in steps[0]["phases_s"]},
     }
 
 
@@ -229,9 +223,5 @@ def _byte_table(report: dict[str, Any]) -> Table:
     table = figures_table("arm", "MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
-        table.add_row(name, *(_megabytes(arm[part]) for part in parts), f"{arm['val_loss']:.3f}")
+        table.add_row(name, *(f"{arm[part] / 1e6:.2f}" for part in parts), f"{arm['val_loss']:.3f}")
     return table
-
-
-def _megabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:.2f}"

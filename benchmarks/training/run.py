@@ -15,7 +15,7 @@ from isthmus.benchmarks.common.isthmus_group import WEIGHT_PACKETS
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.stage import open_stage
-from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
+from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S
 from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.schedule import Segment, schedule, steps_per_arm, unlimited_link

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, NetworkError
 
 
 def two_hosts(rate: str) -> Iterator[NamespaceNetwork]:

@@ -20,7 +20,8 @@ def failures_told(extra: str = "") -> Iterator[None]:
 
     `extra` is the optional dependency of the package that brings the modules this command imports.
     """
-    from isthmus.benchmarks.simulate import NetworkError, RankFailure
+    from isthmus.benchmarks.simulate.network import NetworkError
+    from isthmus.benchmarks.simulate.ranks import RankFailure
     from isthmus.topology.machine import TopologyError
 
     try:

@@ -21,7 +21,7 @@ def on_hosts(network, starts):
     """Run one process for each (host, variables, words after `python -m`); returns (code, stdout, stderr) of each."""
     processes = []
     for host, variables, words in starts:
-        own = {"GLOO_SOCKET_IFNAME": network.interface(host), "OMP_NUM_THREADS": "1", "COLUMNS": "400"} | variables
+        own = {"GLOO_SOCKET_IFNAME": network.interface, "OMP_NUM_THREADS": "1", "COLUMNS": "400"} | variables
         processes.append(
             subprocess.Popen(
                 [*network.command_prefix(host), sys.executable, "-m", *map(str, words)],

@@ -9,15 +9,9 @@ import time
 import psutil
 import pytest
 
-from isthmus.benchmarks.simulate import (
-    NamespaceNetwork,
-    Network,
-    NetworkError,
-    RankFailure,
-    RankWorld,
-    open_network,
-    parse_link_rate,
-)
+from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
 from support.limits import HANG_S, scaled
 from support.places import PYTHONPATH
 
@@ -36,7 +30,7 @@ socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))
 """
 OPEN_AND_WAIT = """
 import sys, time
-from isthmus.benchmarks.simulate import NamespaceNetwork
+from isthmus.benchmarks.simulate.network import NamespaceNetwork
 network = NamespaceNetwork(3, sys.argv[1])
 print(*(holder.pid for holder in network._holders), flush=True)
 time.sleep(60)

@@ -12,13 +12,13 @@ import torch
 from isthmus.benchmarks.common.data import Text
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.shape import ModelShape
-from isthmus.benchmarks.simulate import NamespaceNetwork, open_network
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, open_network
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks
 from isthmus.benchmarks.training.schedule import UNSHAPED, schedule, steps_per_arm
-from isthmus.benchmarks.training.trainer import lr_share
+from isthmus.benchmarks.training.worker import lr_share
 from isthmus.plan.strategies import ARMS
 from python.benchmarks.bench_cli import assert_gone, children, refused, run, start, wait_for_line
 from support.limits import HANG_S

@@ -57,7 +57,7 @@ def test_torchrun_on_two_hosts() -> None:
             command = [*network.command_prefix(node), sys.executable, *torchrun, *meeting, "examples/torchrun/train.py"]
             process = subprocess.Popen(
                 [*command, *STEPS],
-                env=environment(GLOO_SOCKET_IFNAME=network.interface(node)),
+                env=environment(GLOO_SOCKET_IFNAME=network.interface),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, NetworkError
 from isthmus.topology import machine, node_map
 from isthmus.topology.discovery import nvml
 from isthmus.topology.launchers import Claim

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from isthmus.benchmarks.simulate import NamespaceNetwork
+from isthmus.benchmarks.simulate.network import NamespaceNetwork
 from isthmus.cli.main import app
 from isthmus.topology.discovery.measure import (
     _ROUNDS,
@@ -207,7 +207,7 @@ def start_rank(network: NamespaceNetwork, rank: int) -> subprocess.Popen[str]:
     """As torchrun would, on two nodes of two ranks."""
     node = rank // 2
     own = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": node, "MASTER_PORT": network.free_port()}
-    own |= {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": network.interface(node), "ISTHMUS_LOG": "info"}
+    own |= {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": network.interface, "ISTHMUS_LOG": "info"}
     return subprocess.Popen(
         [*network.command_prefix(node), sys.executable, "-m", "isthmus", "topo", "--measure", "--json"],
         env=os.environ | {name: str(value) for name, value in own.items()} | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from faults.harness import built_interposer
-from isthmus.benchmarks.simulate import Network, open_network
+from isthmus.benchmarks.simulate.network import Network, open_network
 from isthmus.benchmarks.survival.job import Job
 from isthmus.torchft import ProcessGroupIsthmus
 from python.torchft.training import (
