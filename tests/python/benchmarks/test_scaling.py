@@ -1,13 +1,14 @@
 """`isthmus bench scaling`: layouts, figures, and a tiny run from end to end."""
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
 from isthmus.benchmarks.scaling import run as scaling
 from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.scaling.run import run_scaling
-from isthmus.benchmarks.training.run import TrainingRecords
-from isthmus.benchmarks.training.schedule import UNSHAPED
+from python.benchmarks.test_training import synthetic_records
 
 
 def config_of(*layouts):
@@ -33,27 +34,6 @@ def test_layouts_are_checked_before_anything_runs(layouts, message):
         config_of(*layouts)
 
 
-def step(number, kind, link, link_bytes):
-    return {
-        "step": number,
-        "kind": kind,
-        "link": link,
-        "loss": 2.0,
-        "seconds": 3.0,
-        "phases_s": {"compute": 1.0, "all_gather": 1.5, "reduce_scatter": 0.5},
-        "link_sent_bytes": link_bytes,
-        "audited_link_bytes": {"all_gather": 636_000, "reduce_scatter": 424_000},
-    }
-
-
-def records(config, link_bytes=2_000_000):
-    """What the training benchmark would return at this layout: 2 MB a step, over all nodes, at 8 Mbit/s."""
-    steps = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("timed", "8mbit")]
-    by_arm = {arm: [step(i, *kind, link_bytes) for i, kind in enumerate(steps)] for arm in config.arms}
-    model = {"num_parameters": 1, "options": {}}
-    return TrainingRecords(config, "test", ["8mbit"], model, by_arm, dict.fromkeys(config.arms, 2.5))
-
-
 @pytest.fixture
 def runs(monkeypatch):
     """Layouts that were run, in place of real runs."""
@@ -62,7 +42,7 @@ def runs(monkeypatch):
     def run_training(config, output_dir, console):
         output_dir.mkdir(parents=True, exist_ok=True)
         done.append(f"{config.nodes}x{config.ranks_per_node}")
-        return records(config)
+        return replace(synthetic_records(dict.fromkeys(config.arms, 3.0)), config=config)
 
     monkeypatch.setattr(scaling, "run_training", run_training)
     return done
@@ -75,8 +55,8 @@ def test_figures_are_of_one_node(runs, tmp_path):
     assert list(report["layouts"]) == ["2x1", "4x2"]
     assert report["arguments"]["layouts"] == ("2x1", "4x2")
     figures = report["layouts"]["4x2"]["tagc"]
-    assert figures["node_mb_per_step"] == pytest.approx(0.5)
-    assert figures["reduction_node_mb_per_step"] == pytest.approx(0.106)  # as audited, over four nodes
+    assert figures["node_mb_per_step"] == pytest.approx(110 / 4 / 1e6)
+    assert figures["reduction_node_mb_per_step"] == pytest.approx(41 / 4 / 1e6)  # as audited, over four nodes
     assert figures["median_step_s"] == 3.0
-    assert (figures["check"]["link_bytes"], figures["check"]["holds"]) == (1_060_000, False)
-    assert report["layouts"]["2x1"]["tagc"]["node_mb_per_step"] == pytest.approx(1.0)
+    assert (figures["check"]["link_bytes"], figures["check"]["holds"]) == (102, False)
+    assert report["layouts"]["2x1"]["tagc"]["node_mb_per_step"] == pytest.approx(110 / 2 / 1e6)

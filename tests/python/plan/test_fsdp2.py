@@ -101,8 +101,3 @@ def test_weights_that_stay_on_each_node_are_gathered_there(world, nodes, ranks_p
     world(nodes, ranks_per_node, 2)
     model = wrapped(mesh_of("fsdp", nodes, ranks_per_node), reshard_after_forward=ranks_per_node)
     assert called(model) == predicted("fsdp-node", units_of(Model()), Cluster(nodes, ranks_per_node), 2)
-
-
-def test_units_of_the_wrapped_model_are_those_of_the_plain_one(world):
-    world(2, 2, 0)
-    assert units_of(wrapped(mesh_of("fsdp", 2, 2))).units == units_of(Model()).units

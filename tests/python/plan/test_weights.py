@@ -12,7 +12,7 @@ from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, Phase
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import STRATEGIES, strategies_named
+from isthmus.plan.strategies import strategies_named
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, sent_bytes, world_formula
 from python.plan.models import units_of_sizes
 
@@ -100,12 +100,6 @@ def test_small_gathers_are_whole():
     delta = IsthmusFormula(wire, world_formula("gloo", 2))
     assert [delta(call, rank) for rank in range(6)] == [plain(call, rank) for rank in range(6)]
     assert plan("full", [6000], 3, 2, WireOptions(min_elements=6001)).memory.replicas == 0
-
-
-def test_the_strategy_says_its_option():
-    assert STRATEGIES["full"].options == {**STRATEGIES["quant"].options, "weights": "delta"}
-    (chosen,) = strategies_named(["full"], WireOptions(weights="plain", weight_bits=2.5))
-    assert (chosen.wire.weights, chosen.wire.weight_bits) == ("delta", 2.5)
 
 
 # --- Bits ---
