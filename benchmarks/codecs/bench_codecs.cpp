@@ -33,7 +33,17 @@ constexpr Level kLevels[] = {{"2x", 2, .8}, {"4x", 4, .9}, {"10x", 10, .9875}};
 constexpr Level kLoadLevel = {"load", 0, .9875};
 constexpr const char* kCellTypes[] = {"fp32", "bf16", "fp16", "int8"};
 
-constexpr int64_t kSizesMib[] = {64, 1};
+struct QuantLevel {
+  const char* name;
+  int64_t bits;
+  const char* error_feedback;
+  double most_error;
+};
+constexpr QuantLevel kQuantLevels[] = {
+    {"8bit", 8, "off", .0001}, {"4bit", 4, "off", .013}, {"3bit", 3, "off", .04},
+    {"2bit", 2, "off", .13},   {"1bit", 1, "off", .4},   {"4bit-feedback", 4, "on", 1e-12},
+};
+constexpr int64_t kPieceElements = int64_t{64} << 18;  // 64 MiB
 
 struct AlignedFloats {
   explicit AlignedFloats(int64_t num) : memory(allocate_aligned(num * 4)), num_elements(num) {
@@ -57,10 +67,9 @@ AlignedFloats make_piece(int64_t num_elements) {
   return piece;
 }
 
-AlignedFloats& piece_of(int64_t mib) {
-  static AlignedFloats large = make_piece(int64_t{64} << 18);
-  static AlignedFloats small = make_piece(int64_t{1} << 18);
-  return mib == 64 ? large : small;
+AlignedFloats& the_piece() {
+  static AlignedFloats piece = make_piece(kPieceElements);
+  return piece;
 }
 
 double thread_cpu_s() {
@@ -105,8 +114,8 @@ void verify(benchmark::State& state, bool right) {
   }
 }
 
-void bench_memcpy(benchmark::State& state, int64_t mib) {
-  AlignedFloats& piece = piece_of(mib);
+void bench_memcpy(benchmark::State& state) {
+  AlignedFloats& piece = the_piece();
   AlignedFloats out(piece.num_elements);
   measure(state, piece, [&] {
     std::memcpy(out.data(), piece.data(), piece.buffer().bytes());
@@ -115,8 +124,8 @@ void bench_memcpy(benchmark::State& state, int64_t mib) {
   verify(state, std::memcmp(out.data(), piece.data(), piece.buffer().bytes()) == 0);
 }
 
-void bench_sum(benchmark::State& state, int64_t mib) {
-  AlignedFloats& piece = piece_of(mib);
+void bench_sum(benchmark::State& state) {
+  AlignedFloats& piece = the_piece();
   AlignedFloats out(piece.num_elements);
   int64_t runs = 0;
   measure(state, piece, [&] {
@@ -132,13 +141,6 @@ void bench_sum(benchmark::State& state, int64_t mib) {
   verify(state, std::memcmp(out.data(), expected.data(), piece.buffer().bytes()) == 0);
 }
 
-Options options_of(const Level& level) {
-  Options options;
-  options.ratio = level.ratio;
-  options.sparsity = level.sparsity;
-  return options;
-}
-
 // What is measured: a codec with its options, and the relative squared error that it may make.
 struct Case {
   Options options;
@@ -146,29 +148,19 @@ struct Case {
 };
 
 Case case_of(const std::string& codec, const Level& level) {
-  Case of = {options_of(level)};
-  of.options.codec = codec;
-  return of;
-}
-
-Case quant_case(int64_t bits, const std::string& error_feedback, double most_error) {
-  Case of = {Options(), most_error};
-  of.options.codec = "quant";
-  of.options.bits = bits;
-  of.options.error_feedback = error_feedback;
-  return of;
-}
-
-struct QuantRow {
-  const char* name;
   Case of;
-};
-std::vector<QuantRow> quant_rows() {
-  return {
-      {"8bit", quant_case(8, "off", .0001)}, {"4bit", quant_case(4, "off", .013)},
-      {"3bit", quant_case(3, "off", .04)},   {"2bit", quant_case(2, "off", .13)},
-      {"1bit", quant_case(1, "off", .4)},    {"4bit-feedback", quant_case(4, "on", 1e-12)},
-  };
+  of.options.codec = codec;
+  of.options.ratio = level.ratio;
+  of.options.sparsity = level.sparsity;
+  return of;
+}
+
+Case quant_case(const QuantLevel& level) {
+  Case of = {Options(), level.most_error};
+  of.options.codec = "quant";
+  of.options.bits = level.bits;
+  of.options.error_feedback = level.error_feedback;
+  return of;
 }
 
 // A codec with its packet, and a residual that a few steps have filled.
@@ -233,15 +225,15 @@ void describe(benchmark::State& state, const Coder& coder) {
       std::max(1.0, static_cast<double>(coder.counts.held_back_elements + coder.counts.kept_elements));
 }
 
-void bench_encode(benchmark::State& state, const Case& of, int64_t mib) {
-  Coder coder(of, piece_of(mib));
+void bench_encode(benchmark::State& state, const Case& of) {
+  Coder coder(of, the_piece());
   measure(state, coder.piece, [&] { coder.encode(); });
   describe(state, coder);
   verify(state, coder.is_right());
 }
 
-void bench_decode(benchmark::State& state, const Case& of, int64_t mib) {
-  Coder coder(of, piece_of(mib));
+void bench_decode(benchmark::State& state, const Case& of) {
+  Coder coder(of, the_piece());
   AlignedFloats out(coder.piece.num_elements);
   measure(state, coder.piece, [&] { coder.decode_sum(out); });
   describe(state, coder);
@@ -249,33 +241,29 @@ void bench_decode(benchmark::State& state, const Case& of, int64_t mib) {
 }
 
 void register_all() {
-  const auto add = [](const std::string& name, int64_t mib, auto... arguments) {
-    benchmark::RegisterBenchmark((name + "/" + std::to_string(mib) + "MiB").c_str(), arguments..., mib)
-        ->Iterations(mib == 64 ? 11 : 201)
+  const auto add = [](const std::string& name, auto... arguments) {
+    benchmark::RegisterBenchmark((name + "/64MiB").c_str(), arguments...)
+        ->Iterations(11)
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);
   };
-  for (const int64_t mib : kSizesMib) {
-    for (const QuantRow& row : quant_rows()) {
-      add("quant/" + std::string(row.name) + "/encode", mib, bench_encode, row.of);
-      add("quant/" + std::string(row.name) + "/decode", mib, bench_decode, row.of);
-    }
-    add("memcpy", mib, bench_memcpy);
-    add("exact_sum", mib, bench_sum);
-    add("none/encode", mib, bench_encode, case_of("none", kLevels[0]));
-    add("none/decode", mib, bench_decode, case_of("none", kLevels[0]));
-    for (const Level& level : kLevels) {
-      const std::string name = level.name;
-      add("tagc/" + name + "/encode", mib, bench_encode, case_of("tagc", level));
-      add("tagc/" + name + "/decode", mib, bench_decode, case_of("tagc", level));
-    }
-    for (const char* cell_type : kCellTypes) {
-      Case of = case_of("tagc", kLoadLevel);
-      of.options.cell_type = cell_type;
-      const std::string name = std::string("tagc/load/") + cell_type;
-      add(name + "/encode", mib, bench_encode, of);
-      add(name + "/decode", mib, bench_decode, of);
-    }
+  const auto add_codec = [&add](const std::string& name, const Case& of) {
+    add(name + "/encode", bench_encode, of);
+    add(name + "/decode", bench_decode, of);
+  };
+  for (const QuantLevel& level : kQuantLevels) {
+    add_codec("quant/" + std::string(level.name), quant_case(level));
+  }
+  add("memcpy", bench_memcpy);
+  add("exact_sum", bench_sum);
+  add_codec("none", case_of("none", kLevels[0]));
+  for (const Level& level : kLevels) {
+    add_codec("tagc/" + std::string(level.name), case_of("tagc", level));
+  }
+  for (const char* cell_type : kCellTypes) {
+    Case of = case_of("tagc", kLoadLevel);
+    of.options.cell_type = cell_type;
+    add_codec(std::string("tagc/load/") + cell_type, of);
   }
 }
 

@@ -79,6 +79,7 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
         "link": shaped,
         "options": options,
         "columns": COLUMNS if config.here else COLUMNS | {"time": f"{COLUMNS['time']}; {_SHARED_CORES}"},
+        "num_wrong": sum(row["num_wrong"] for row in rows),
         "rows": rows,
     }
 
@@ -116,18 +117,13 @@ def _measure(
     }
 
 
-def num_wrong(report: dict[str, Any]) -> int:
-    """Wrong elements of the whole report."""
-    return sum(row["num_wrong"] for row in report["rows"])
-
-
 def print_collectives(report: dict[str, Any], console: Console) -> None:
     """Print one table an operation, and what its columns mean."""
     for operation in report["arguments"]["operations"]:
         console.print(_table(operation, [row for row in report["rows"] if row["operation"] == operation]))
     for column, meaning in report["columns"].items():
         console.print(f"{column}: {meaning}", highlight=False)
-    console.print(f"\n#wrong in all: {num_wrong(report)}")
+    console.print(f"\n#wrong in all: {report['num_wrong']}")
 
 
 def _table(operation: str, rows: list[dict[str, Any]]) -> Table:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -60,10 +60,6 @@ class Recording:
             seconds[PHASE_OF_KIND[collective.kind]] += collective.seconds
         seconds["compute"] = step_s - sum(seconds.values())
         return seconds
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """Plain values."""
-        return [asdict(collective) for collective in self.collectives]
 
 
 _BARRIER_SAMPLES = 5

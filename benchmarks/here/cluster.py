@@ -72,10 +72,7 @@ def choose_device(asked: str, members: Sequence[Member]) -> str:
 
 
 def gpu_index(rank: int, members: Sequence[Member]) -> int | None:
-    """The GPU of a rank: its place among the ranks of its machine; the only one that it sees, where each has its own.
-
-    None: its machine has fewer GPUs. `choose_device` does not say "cuda" then.
-    """
+    """Its place among the ranks of its machine; the only GPU, where each has its own. None: there are fewer."""
     if members[rank].num_gpus == 1:
         return 0
     index = machine_ranks(rank, members).index(rank)

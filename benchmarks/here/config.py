@@ -8,7 +8,7 @@ from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.simulate.network import SIMULATED_RANGES
 from isthmus.plan.ranges import check_choice
 
-#: Of nodes, and of ranks on each, that a launcher may start.
+#: Nodes, and ranks on each, that a launcher may start.
 _RANGES = {"nodes": (2, 65_536), "ranks_per_node": (1, 4096)}
 
 

@@ -23,10 +23,7 @@ FIELDS = {
 
 
 def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
-    """Run the training benchmark at each layout; returns the whole report as plain values.
-
-    Raises RankFailure if a rank fails.
-    """
+    """Run the training benchmark at each layout; returns the report. Raises RankFailure if a rank fails."""
     reports = {}
     for layout in config.layouts:
         reports[layout] = build_report(run_training(config.at(layout), output_dir / layout, console))

@@ -26,11 +26,3 @@ def interfaces_sent_bytes(proc: Path = Path("/proc"), pid: int | str = "self") -
     """
     lines = [line.partition(":") for line in (proc / str(pid) / "net/dev").read_text().splitlines()]
     return {name.strip(): int(values.split()[8]) for name, colon, values in lines if colon}
-
-
-def interface_sent_bytes(interface: str, pid: int | str = "self") -> int:
-    """Return the bytes that `interface` sent since it exists, headers included, as process `pid` sees it."""
-    counters = interfaces_sent_bytes(pid=pid)
-    if interface not in counters:
-        raise ValueError(f"no interface '{interface}' in /proc/{pid}/net/dev")
-    return counters[interface]

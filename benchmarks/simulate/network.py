@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Literal, Self
 
-from isthmus.benchmarks.simulate.links import interface_sent_bytes, parse_link_rate
+from isthmus.benchmarks.simulate.links import interfaces_sent_bytes, parse_link_rate
 
 MAX_NODES = 8
 #: The ranges of nodes, and of ranks on each, where there must be a link.
@@ -125,7 +125,7 @@ class NamespaceNetwork(Network):
 
     def sent_bytes(self, node: int) -> int:
         """Read the counter of the node's interface."""
-        return interface_sent_bytes(self.interface, self._holders[node].pid)
+        return interfaces_sent_bytes(pid=self._holders[node].pid)[self.interface]
 
     def close(self) -> None:
         """End the holders. Safe to call twice."""

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.benchmarks.common.stage import Place, Stage
-from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.simulate.links import interfaces_sent_bytes
 from isthmus.benchmarks.simulate.network import open_network
 from isthmus.benchmarks.simulate.ranks import RankWorld
 
@@ -33,5 +32,6 @@ def join_simulated(command: dict[str, Any]) -> Place:
     """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
-    counts = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
-    return Place(sent_bytes=partial(interface_sent_bytes, os.environ["GLOO_SOCKET_IFNAME"]) if counts else None)
+    if not command["count_link"] or os.environ["LOCAL_RANK"] != "0":
+        return Place()
+    return Place(sent_bytes=lambda: interfaces_sent_bytes()[os.environ["GLOO_SOCKET_IFNAME"]])

@@ -8,6 +8,7 @@ if __name__ == "__main__":
 import math
 import time
 from collections import Counter
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ class Worker:
             "phases_s": recording.phases_s(seconds, self._place.device),
             "link_sent_bytes": sent_bytes() - sent_before if sent_bytes else None,
             "payload_bytes": payload if self._groups[arm] else None,
-            "collectives": recording.as_json() if audit else None,
+            "collectives": [asdict(each) for each in recording.collectives] if audit else None,
         }
 
     def _payload_bytes(self, arm: str) -> Counter[str]:

@@ -100,7 +100,7 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
 
     With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
     """
-    from isthmus.benchmarks.collectives.run import num_wrong, print_collectives, run_collectives
+    from isthmus.benchmarks.collectives.run import print_collectives, run_collectives
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.here.stage import tells
 
@@ -109,7 +109,7 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
     print_collectives(report, console)
     if json is not None and (not config.here or tells()):
         write_json(report, json)
-    if num_wrong(report):
+    if report["num_wrong"]:
         raise typer.Exit(FAILED)
 
 

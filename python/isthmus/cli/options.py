@@ -28,29 +28,17 @@ class _Parameter:
         """The name from which typer makes the option's."""
         return self.option.name or self.field
 
-    @property
-    def is_tuple(self) -> bool:
-        """Whether the field has several items."""
-        return isinstance(self.default, tuple)
-
-    @property
-    def _show_default(self) -> str:
-        listed = ", ".join(map(str, self.default)) if self.option.is_repeatable else ""
-        return self.option.show_default or listed
-
     def for_typer(self) -> inspect.Parameter:
         """The parameter of the function that typer calls. None in it: not given."""
         kind: Any = Path if self.option.is_file else self.kind
         if self.option.is_repeatable:
             kind = list[Path] if self.option.is_file else list[str]
-        elif self.is_tuple or self.option.parse:
+        elif isinstance(self.default, tuple) or self.option.parse:
             kind = str
         settings: dict[str, Any] = {"help": self.option.help}
-        default: Any = None
-        if self._show_default:
-            kind, settings["show_default"] = kind | None, self._show_default
-        else:
-            default = ",".join(map(str, self.default)) if self.is_tuple else self.default
+        default: Any = ",".join(map(str, self.default)) if isinstance(self.default, tuple) else self.default
+        if self.option.show_default or self.option.is_repeatable:
+            kind, settings["show_default"], default = kind | None, self.option.show_default or default, None
         if self.option.is_file:
             settings |= {"exists": True, "dir_okay": False}
         names = [f"--{self.name}"] if kind is bool else []  # no --no-...
@@ -64,7 +52,7 @@ class _Parameter:
         parse = self.option.parse or (lambda text: text)
         if self.option.is_repeatable:
             return tuple(parse(str(item)) for item in given)
-        if self.is_tuple:
+        if isinstance(self.default, tuple):
             return tuple(parse(item.strip()) for item in given.split(","))
         return parse(str(given) if self.option.is_file else given)
 

@@ -131,8 +131,8 @@ def plan(
 
 def _model(preset: str | None, module: str | None) -> "Model":
     """The model that one of the options describes. Raises ValueError."""
-    from isthmus.plan.presets import PRESETS
-    from isthmus.plan.presets import preset as preset_named
+    from isthmus.plan.units import PRESETS
+    from isthmus.plan.units import preset as preset_named
 
     if (preset is None) == (module is None):
         raise ValueError(f"expected one of --preset ({', '.join(PRESETS)}) and --module")

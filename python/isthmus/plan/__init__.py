@@ -1,5 +1,4 @@
 """Predicts a training step: which collectives it makes, the bytes that they put on links, their time, and memory.
 
-Nothing is imported here; import the modules by name. `volumes` holds the formulas of bytes, which the benchmarks check
-their counters against, too.
+`volumes` holds the formulas of bytes, which the benchmarks check their counters against, too.
 """

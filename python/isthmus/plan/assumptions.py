@@ -10,8 +10,6 @@ from isthmus.plan.ranges import check_range
 #: Gbit/s. Anything beyond is a mistake of the unit.
 SLOWEST_LINK = 1e-4
 FASTEST_LINK = 1e6
-SLOWEST_CODEC_GB_S = 1e-3
-FASTEST_CODEC_GB_S = 1e5
 _SPEED = re.compile(r"(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?)\s*(kbit|mbit|gbit|tbit)?", re.IGNORECASE)
 _IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
 #: Floating-point operations for each parameter and token: 2 forward, 4 backward.
@@ -90,7 +88,7 @@ def codec_speeds(text: str) -> CodecSpeeds:
     try:
         given = CodecSpeed(float(encode), float(decode or encode))
         for name, value in asdict(given).items():
-            check_range(name, value, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
+            check_range(name, value, 1e-3, 1e5)
     except ValueError as error:
         raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
     return _alike(given, "given; none: assumed for a GPU")
@@ -102,12 +100,11 @@ def _alike(speed: CodecSpeed, source: str) -> CodecSpeeds:
 
 #: docs/weights.md, "Bits": of an element of bfloat16 that an AdamW step moves, by learning rate.
 _WEIGHT_BITS = {1e-5: 0.34, 3e-5: 0.67, 1e-4: 1.33, 3e-4: 2.32, 6e-4: 3.13, 1e-3: 3.80}
-LOWEST_LR, HIGHEST_LR = 1e-7, 1e-2
 
 
 def weight_bits_at(lr: float) -> float:
     """Bits of an element that differences of weights take at a learning rate, between and beyond those measured."""
-    check_range("lr", lr, LOWEST_LR, HIGHEST_LR)
+    check_range("lr", lr, 1e-7, 1e-2)
     known = sorted(_WEIGHT_BITS)
     above = min(max(1, sum(rate < lr for rate in known)), len(known) - 1)
     low, high = known[above - 1], known[above]

@@ -69,7 +69,7 @@ def verdict(comparison: Comparison) -> list[str]:
     """The conclusions, in sentences; the first names the winner."""
     winner = comparison.winner
     if winner is None:
-        return [f"Nothing fits into {_gb(comparison.memory_bytes or 0)} a rank, activations apart."]
+        return [f"Nothing fits into {(comparison.memory_bytes or 0) / 1e9:.3g} GB a rank, activations apart."]
     where = f"{comparison.links.inter_gbit_s:g} Gbit/s"
     sentences = [_against_plain(comparison, winner, where), _over_speeds(comparison)]
     if winner.strategy.is_compressed:
@@ -149,10 +149,6 @@ def _origins(comparison: Comparison, setting: Setting) -> list[str]:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
 
 
 def print_comparison(comparison: Comparison, setting: Setting, console: Console) -> None:

@@ -123,11 +123,7 @@ ARMS = {
 
 
 def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
-    """The strategies of these names; those on Isthmus with `options`, but for what makes each the strategy
-    that it is.
-
-    ValueError names what is unknown or named twice.
-    """
+    """The strategies of these names; those on Isthmus with `options`, but for what makes each what it is."""
     check_names("strategy", names, STRATEGIES)
     return [_with_options(STRATEGIES[name], options) for name in names]
 

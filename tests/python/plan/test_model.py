@@ -9,8 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from isthmus.plan.presets import PRESETS, preset
-from isthmus.plan.units import load_module, units_of
+from isthmus.plan.units import PRESETS, load_module, preset, units_of
 
 #: As the models' cards and papers have them, to the parameter.
 PUBLISHED = {
