@@ -72,7 +72,7 @@ def choose_device(asked: str, members: Sequence[Member]) -> str:
 
 
 def gpu_index(rank: int, members: Sequence[Member]) -> int | None:
-    """Its place among the ranks of its machine; the only GPU, where each has its own. None: there are fewer."""
+    """A rank's place among those of its machine; 0 where each sees its own GPU alone. None: there are fewer GPUs."""
     if members[rank].num_gpus == 1:
         return 0
     index = machine_ranks(rank, members).index(rank)

@@ -19,7 +19,7 @@ from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind
 _FLOAT_BYTES = 4
 #: FSDP2 holds the weights of the unit that computes and of the one that is gathered beside it.
 _GATHERED_AT_ONCE = 2
-#: And gradients of the units in its input buffers, and of the one that computes.
+#: FSDP2 holds whole gradients of the units in its input buffers and of the one that computes.
 _UNREDUCED_AT_ONCE = INPUT_BUFFERS + 1
 #: Adam: two moments in float32.
 _OPTIMIZER_BYTES = 8
