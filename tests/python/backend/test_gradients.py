@@ -12,63 +12,61 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 import isthmus
+from gpu.worlds.reductions import all_reduce, heavy_tail, own_chunk, reduce_scatter
 from isthmus import backends as _backends
 from isthmus.plan.packets import WireOptions, piece_bytes
-from python.backend.gradients import (
-    NODE_MAPS,
-    WORLD_SIZE,
-    Groups,
-    all_reduce,
-    carried_by_all_ranks,
-    gradient,
-    inputs_of_all_ranks,
-    native,
-    on_all_ranks,
-    own_chunk,
-    reduce_scatter,
-    run_table,
-)
 from support.checks import Table
-from support.tested_codecs import CODECS, LOSSY
+from support.families import gathered
+from support.tested_codecs import CODECS, LOSSY, carried
 
+WORLD_SIZE = 4
 table = Table()
 
 
+def group_of(**options: Any) -> dist.ProcessGroup:
+    settings = {"nodes": "2x2", "min_elements": 0, **options}
+    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**settings))
+
+
+def carried_by_all_ranks(numel: int, step: int = 0) -> list[torch.Tensor]:
+    return [carried(numel, rank, WORLD_SIZE, step) for rank in range(WORLD_SIZE)]
+
+
 @table
-def what_every_codec_can_carry_arrives_to_the_bit(groups: Groups) -> None:
+def what_every_codec_can_carry_arrives_to_the_bit() -> None:
     """The whole way, without rounding that could hide anything: nodes, segments, types, operators, steps.
 
     Of several segments tagc holds some values back, which do not peel in so small sketches.
     """
     ops = [(dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 0.25)]
     numel = WORLD_SIZE * (3 * 4096 + 700)
-    for codec, nodes in [*((codec, "2x2") for codec in LOSSY), *(("default", nodes) for nodes in NODE_MAPS)]:
+    for codec, nodes in [*((codec, "2x2") for codec in LOSSY), ("default", "0,2|1,3"), ("default", "4x1")]:
         for segments in (1,) if codec == "tagc" else (1, 4):
-            group = groups(nodes=nodes, segments=segments, **CODECS[codec])
+            group = group_of(nodes=nodes, segments=segments, **CODECS[codec])
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 for step, (op, scale) in enumerate(2 * ops):
                     sources = [source.to(dtype) for source in carried_by_all_ranks(numel, step)]
                     expected = (scale * sum(source.double() for source in sources)).to(dtype)
-                    shard = reduce_scatter(group, sources[dist.get_rank()], op, unit=f"scatter {scale}")
-                    whole = all_reduce(group, sources[dist.get_rank()], op, unit=f"all {scale}")
+                    shard = reduce_scatter(sources[dist.get_rank()], group, f"scatter {scale}", op)
+                    whole = all_reduce(sources[dist.get_rank()], group, f"all {scale}", op)
                     right = torch.equal(shard, own_chunk(expected)), torch.equal(whole, expected)
-                    assert on_all_ranks(groups, all(right)), (codec, nodes, segments, dtype, op, right)
+                    assert all(gathered(all(right))), (codec, nodes, segments, dtype, op, right)
             assert isthmus.stats(group)["compressed_calls"] == 2 * 3 * 2 * len(ops)
 
 
 @table
-def packets_are_as_long_as_planned(groups: Groups) -> None:
+def packets_are_as_long_as_planned() -> None:
     """What each codec hands to the rail for a reduce-scatter and an all-reduce, by the formulas of `isthmus plan`."""
     piece = (1 << 16) + 100
-    source = inputs_of_all_ranks(WORLD_SIZE * piece, torch.float32)[dist.get_rank()]
+    source = heavy_tail(WORLD_SIZE * piece, dist.get_rank())
     for codec in LOSSY:
-        group = groups(**CODECS[codec])
-        options = native(group).options
+        group = group_of(**CODECS[codec])
+        options = _backends.backend_of(group).options
         known = [field.name for field in fields(WireOptions) if hasattr(options, field.name)]
         wire = WireOptions.of({name: getattr(options, name) for name in known})
         packets = piece_bytes(piece, 4, options.codec, wire)
-        reduce_scatter(group, source)
-        all_reduce(group, source)
+        reduce_scatter(source, group)
+        all_reduce(source, group)
         stats = isthmus.stats(group)
         assert stats["compressed_calls"] == 2
         assert stats["collectives"]["reduce_scatter"]["inter"]["sent_bytes"] == packets, codec
@@ -89,11 +87,11 @@ class _ReduceScatterInBackward(torch.autograd.Function):
 
 
 @table
-def an_unlabelled_reduction_inside_a_backward_pass_is_exact(groups: Groups) -> None:
-    group = groups()
-    weight = inputs_of_all_ranks(WORLD_SIZE * 65536, torch.float32)[dist.get_rank()]
+def an_unlabelled_reduction_inside_a_backward_pass_is_exact() -> None:
+    group = group_of()
+    weight = heavy_tail(WORLD_SIZE * 65536, dist.get_rank())
     results = []
-    for used in (group, groups.gloo):
+    for used in (group, dist.new_group(backend="gloo")):
 
         def call(gradient: torch.Tensor, used: dist.ProcessGroup = used) -> torch.Tensor:
             shard = torch.empty(gradient.numel() // WORLD_SIZE)
@@ -110,8 +108,8 @@ def an_unlabelled_reduction_inside_a_backward_pass_is_exact(groups: Groups) -> N
 
 
 @table
-def labels_of_fsdp_are_recognised_and_prove_nothing(groups: Groups) -> None:
-    group = groups(max_units=4095)
+def labels_of_fsdp_are_recognised_and_prove_nothing() -> None:
+    group = group_of()
     in_label, elsewhere = "inside of FSDP's reduction, but not its own", "not recognised as a gradient"
     source = torch.ones(WORLD_SIZE * 256)
     shard = torch.empty(256)
@@ -129,22 +127,22 @@ def labels_of_fsdp_are_recognised_and_prove_nothing(groups: Groups) -> None:
             dist.reduce_scatter_tensor(shard, source, group=group)
         assert isthmus.stats(group)["exact_calls"] == {in_label if recognised else elsewhere: 1}, label
     isthmus.reset_stats(group)
-    with gradient(), record_function("inner"):
+    with isthmus.unit("x"), record_function("inner"):
         dist.reduce_scatter_tensor(shard, source, group=group)
     dist.reduce_scatter_tensor(shard, source, group=group)
     assert isthmus.stats(group)["compressed_calls"] == 1  # the tag counts within it, and no longer
 
 
 @table
-def coalesced_gradients(groups: Groups) -> None:
+def coalesced_gradients() -> None:
     """Each tensor is a unit of its own; what is no gradient goes to Gloo; results come in the order of the inputs."""
     for scatters in (False, True):
-        group = groups()
+        group = group_of()
         sources = [carried_by_all_ranks(4000 * (i + 1), step=i) for i in range(2)]
         first, last = (source[dist.get_rank()].clone() for source in sources)
         inputs = [first, torch.ones(8, dtype=torch.int64), last]
         results, expected = inputs, [sum(sources[0]), torch.full((8,), 4), sum(sources[1])]
-        with gradient():
+        with isthmus.unit("x"):
             if scatters:
                 results, expected = ([own_chunk(tensor).clone() for tensor in found] for found in (inputs, expected))
                 work = group.reduce_scatter_tensor_coalesced(results, inputs, dist.ReduceScatterOptions())
@@ -162,13 +160,13 @@ def coalesced_gradients(groups: Groups) -> None:
 
 
 @table
-def asynchronous_gradients_keep_their_order(groups: Groups) -> None:
-    group = groups()
+def asynchronous_gradients_keep_their_order() -> None:
+    group = group_of()
     works = []
     for salt in range(10):
         sources = [source.bfloat16() for source in carried_by_all_ranks(40_000, step=salt)]
         shard = torch.empty(10_000, dtype=torch.bfloat16)
-        with gradient(f"unit{salt % 3}"):
+        with isthmus.unit(f"unit{salt % 3}"):
             works.append(
                 (
                     dist.reduce_scatter_tensor(shard, sources[dist.get_rank()], group=group, async_op=True),
@@ -182,9 +180,9 @@ def asynchronous_gradients_keep_their_order(groups: Groups) -> None:
 
 
 @table
-def a_unit_may_reduce_several_times(groups: Groups) -> None:
+def a_unit_may_reduce_several_times() -> None:
     """A layer that is called twice: its residual is added to whatever of its gradient comes next."""
-    group = groups(max_units=4094, **CODECS["tagc"])
+    group = group_of(**CODECS["tagc"])
     for _ in range(3):
         for name in ("once", "twice", "twice"):
             with isthmus.unit(name):
@@ -200,8 +198,4 @@ def a_unit_may_reduce_several_times(groups: Groups) -> None:
     assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 1}
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return run_table(table)
-
-
-test_gradient = table.in_world(main, WORLD_SIZE, env={"ISTHMUS_LOG": "error"})
+test_gradient = table.in_world(env={"ISTHMUS_LOG": "error"})

@@ -1,4 +1,4 @@
-"""Forked and spawned children beside a group, groups that come and go in one process, and other backends beside it."""
+"""Forked children beside a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 import isthmus
-from support import ranks
 from support.checks import Table
 from support.limits import OPERATION_S
 
@@ -60,17 +59,6 @@ def exit_code_of(child: Callable[[], None]) -> int:
     os.kill(pid, 9)
     os.waitpid(pid, 0)
     return -1
-
-
-_store: dist.Store  # outlives the groups, as a launcher's does
-
-
-def reinit(backend: str = "isthmus", **arguments: Any) -> None:
-    """Destroy all groups and make another default group, in a store that holds what the earlier ones left."""
-    rank = dist.get_rank()
-    dist.barrier()
-    dist.destroy_process_group()
-    ranks.init(backend, store=_store, rank=rank, world_size=WORLD_SIZE, **arguments)
 
 
 def check_group() -> None:
@@ -169,20 +157,5 @@ def works_of_the_parent_are_errors_in_a_forked_child() -> None:
     check_group()
 
 
-@table
-def groups_come_and_go() -> None:
-    for options in ({}, {"nodes": "0,2|1,3"}, {"nodes": "4x1"}, {"nodes": "1x4"}):
-        reinit(pg_options=isthmus.Options(**options))
-        check_group()
-        assert isthmus.stats()["collectives"]["all_reduce"]["calls"] == (options.get("nodes") != "1x4")
-    reinit()
-
-
-def main(rank: int, world_size: int) -> dict[str, str]:
-    global _store
-    _store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
-    return table.run_in_world(store=_store, rank=rank, world_size=world_size)
-
-
 ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
-test_processes = table.in_world(main, env=ENV)
+test_processes = table.in_world(env=ENV)

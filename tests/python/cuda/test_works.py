@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -15,8 +13,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import isthmus
-from isthmus import native as _native
-from isthmus.backends import isthmus_backend
+from isthmus.backends import backend_of
 from python.backend.test_collective_calls import CALLS
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
@@ -37,22 +34,6 @@ def group_of(backend: str = "isthmus", **options: Any) -> dist.ProcessGroup:
     return dist.new_group(backend=backend, pg_options=isthmus.Options(**{**OPTIONS, **options}))
 
 
-def native(group: dist.ProcessGroup | None = None) -> Any:
-    backend = isthmus_backend(group or dist.group.WORLD)
-    assert backend is not None
-    return backend
-
-
-@contextlib.contextmanager
-def unit(name: str) -> Iterator[None]:
-    """Reductions in here are gradients of this unit."""
-    _native.load().push_unit(name, 0, "")
-    try:
-        yield
-    finally:
-        _native.load().pop_unit()
-
-
 def gradient(device: torch.device, salt: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * salt + dist.get_rank())
     return torch.randn(ELEMENTS, generator=generator).to(dtype).to(device)
@@ -60,7 +41,7 @@ def gradient(device: torch.device, salt: int = 0, dtype: torch.dtype = torch.flo
 
 def reduce_scatter(device: torch.device, group: dist.ProcessGroup, salt: int = 0, **arguments: Any) -> torch.Tensor:
     shard = torch.empty(ELEMENTS // WORLD_SIZE, device=device)
-    with unit("unit"):
+    with isthmus.unit("unit"):
         dist.reduce_scatter_tensor(shard, gradient(device, salt), group=group, **arguments)
     return shard
 
@@ -70,7 +51,7 @@ def works_under_way_leave_torchs_table_when_they_are_waited_for(default: dist.Pr
     group = group_of()
     shard, gathered, own = (torch.ones(size, device=GPU) for size in (ELEMENTS // WORLD_SIZE, 4 * ELEMENTS, ELEMENTS))
     with funcol.allow_inflight_collective_as_graph_input_ctx():
-        with unit("unit"):
+        with isthmus.unit("unit"):
             reduced = dist.reduce_scatter_tensor(shard, gradient(GPU), group=group, async_op=True)
         works = [reduced, dist.all_gather_into_tensor(gathered, own, group=group, async_op=True)]
         assert torch._C._distributed_c10d._get_work_registry_size() == len(works)
@@ -97,7 +78,7 @@ def any_placement_has_the_bits_of_the_cpu(gloo: dist.ProcessGroup) -> None:
         for device in (CPU, GPU):
             group = group_of(nodes=nodes, **options)
             shard, whole = torch.empty(3001, device=device), source[:9001].to(device, copy=True)
-            with unit("unit"):
+            with isthmus.unit("unit"):
                 dist.reduce_scatter_tensor(shard, source.to(device), group=group)
                 dist.all_reduce(whole, group=group)
             results.append((shard.cpu(), whole.cpu()))
@@ -143,11 +124,11 @@ def factors_are_applied_once(gloo: dist.ProcessGroup) -> None:
 def works_of_several(gloo: dist.ProcessGroup) -> None:
     group = group_of(codec="none")
     expected = reduce_scatter(CPU, group)
-    with unit("unit"):
+    with isthmus.unit("unit"):
         shard = funcol.reduce_scatter_tensor(gradient(GPU), "sum", 0, group)
     assert torch.equal(funcol.wait_tensor(shard).cpu(), expected)
     shards = [torch.empty_like(expected, device=GPU) for _ in range(2)]
-    with unit("unit"), dist._coalescing_manager(group, async_ops=True) as coalesced:
+    with isthmus.unit("unit"), dist._coalescing_manager(group, async_ops=True) as coalesced:
         for shard in shards:
             dist.reduce_scatter_tensor(shard, gradient(GPU), group=group)
     coalesced.wait()
@@ -159,7 +140,7 @@ def works_of_several(gloo: dist.ProcessGroup) -> None:
     with dist._coalescing_manager(group, GPU, async_ops=True) as coalesced:
         dist.isend(sent, peer, group)
         dist.irecv(arrived, peer, group)
-        with unit("unit"):
+        with isthmus.unit("unit"):
             group._reduce_scatter_base(shards[0], gradient(GPU), dist.ReduceScatterOptions())
     coalesced.wait()
     assert arrived.cpu().tolist() == [peer] * 3
@@ -175,7 +156,7 @@ def works_that_nobody_waits_for(gloo: dist.ProcessGroup) -> None:
     for step in range(5):
         source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step).to(GPU)
         shard = torch.empty(4096, device=GPU)
-        with unit("forgotten"):
+        with isthmus.unit("forgotten"):
             work = dist.reduce_scatter_tensor(shard, source, group=group, async_op=True)
         del work, source, shard
         gc.collect()
@@ -187,7 +168,7 @@ def works_and_futures(gloo: dist.ProcessGroup) -> None:
     group = group_of(codec="none")
     expected = reduce_scatter(CPU, group)
     shard = torch.empty_like(expected, device=GPU)
-    with unit("x"):
+    with isthmus.unit("x"):
         work = dist.reduce_scatter_tensor(shard, gradient(GPU), group=group, async_op=True)
     assert work.get_future().then(lambda future: future.value()[0] + 1).wait().cpu().equal(expected + 1)
     work.wait()
@@ -255,20 +236,20 @@ def states_move_between_devices(gloo: dist.ProcessGroup) -> None:
     source = group_of(**CODECS["tagc"])
     for salt in range(2):
         reduce_scatter(GPU, source, salt)
-    saved = native(source).unit_states()
+    saved = backend_of(source).unit_states()
     assert saved[0]["residual"].device == CPU and saved[0]["residual"].any() and saved[0]["step"] == 2
     expected = reduce_scatter(GPU, source, 2).cpu()
     for device in (GPU, CPU):
         group = group_of(**CODECS["tagc"])
-        native(group).load_unit(saved[0])
+        backend_of(group).load_unit(saved[0])
         assert torch.equal(reduce_scatter(device, group, 2).cpu(), expected), device
-        (state,) = native(group).unit_states()
+        (state,) = backend_of(group).unit_states()
         assert state["step"] == 3
-    native(source).scale_residuals(2.0)
-    native(source).end_step(skipped=True)
+    backend_of(source).scale_residuals(2.0)
+    backend_of(source).end_step(skipped=True)
     assert isthmus.stats(source)["skipped_steps"] == 1
-    native(source).clear_units()
-    assert native(source).unit_states() == []
+    backend_of(source).clear_units()
+    assert backend_of(source).unit_states() == []
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
