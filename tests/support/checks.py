@@ -28,10 +28,6 @@ class Table:
         self.checks[check.__name__] = check
         return check
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.checks)
-
     def run_on_this_rank(self, *arguments: Any) -> dict[str, str]:
         """Run all checks; return the traceback of each that failed.
 
@@ -62,7 +58,7 @@ class Table:
         outcomes: list[list[dict[str, str]] | BaseException] = []
 
         @pytest.mark.processes
-        @pytest.mark.parametrize("name", self.names)
+        @pytest.mark.parametrize("name", list(self.checks))
         def test(name: str) -> None:
             if not outcomes:
                 try:

@@ -278,13 +278,14 @@ def same_on_all_ranks(value: Any) -> bool:
     return len(set(map(repr, gathered(value)))) == 1
 
 
-def check_family(family: Family, store: dist.Store) -> None:
-    """Run a family in all of its modes and hold the runs against the one over Gloo."""
-    with world(store, "gloo"):
+def check_family(family: Family, store: dist.Store, plain_backend: str = "gloo") -> Run:
+    """Run a family in all of its modes and hold the runs against the one over Gloo, which is returned."""
+    with world(store, "gloo", backend=plain_backend):
         plain = train(family, "gloo")
         assert same_on_all_ranks(plain.weights)
     assert plain.losses[-1] < 0.9 * plain.losses[0], plain.losses  # else nothing below would mean anything
     check_against(plain, family, store)
+    return plain
 
 
 def check_against(plain: Run, family: Family, store: dist.Store) -> None:
@@ -387,13 +388,3 @@ def run_table(rank: int, world_size: int, table: Table) -> dict[str, str]:
         while store.add("left", 0) < world_size:
             time.sleep(0.01)
     return failures
-
-
-def add_family(table: Table, name: str, family: Family) -> None:
-    """Make a family a check of a table."""
-
-    def check(store: dist.Store) -> None:
-        check_family(family, store)
-
-    check.__name__ = name
-    table(check)

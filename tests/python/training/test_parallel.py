@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from typing import Any
@@ -27,9 +28,9 @@ from support.families import (
     Block,
     Family,
     Run,
-    add_family,
     assert_follows,
     batch,
+    check_family,
     distance,
     gathered,
     is_prepared,
@@ -149,10 +150,7 @@ def pipeline_stages(store: dist.Store) -> None:
     assert sum(entry["gathers"] for entry in runs["delta"].deltas) > 0
 
 
-# --- Groups ---
-
-
-add_family(table, "tensor_parallel", FAMILY)
+table.checks["tensor_parallel"] = functools.partial(check_family, FAMILY)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
