@@ -1,10 +1,10 @@
-"""Models over groups of their own, and what their residuals owe: for tests that save and load."""
+"""Models over groups of their own, and the state of their units."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,10 +20,8 @@ import isthmus
 from isthmus import backends as _backends
 from isthmus import native as _native
 from isthmus.units import models as _models
-from isthmus.units.layout import clean_name
 from support.tested_codecs import Options
 
-Gradients = dict[str, torch.Tensor]
 WIDTH = 24
 # Small units, of which little is sent: residuals are large, and differ in all elements.
 SETTINGS: dict[str, Options] = {
@@ -91,9 +89,9 @@ def hsdp_mesh(nodes: str, codec: str = "tagc", **options: Any) -> DeviceMesh:
     return DeviceMesh.from_group([replicas, shards], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
-def fsdp1(mesh: DeviceMesh, **settings: Any) -> nn.Module:
+def fsdp1(mesh: DeviceMesh, model: nn.Module | None = None, **settings: Any) -> nn.Module:
     return FullyShardedDataParallel(
-        Model(),
+        model or Model(),
         device_mesh=mesh,
         device_id=torch.device("cpu"),
         auto_wrap_policy=ModuleWrapPolicy({Block}),
@@ -184,49 +182,6 @@ def fingerprint(model: nn.Module) -> str:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # type: ignore[no-untyped-call, no-any-return]
-
-
-def full_gradients(model: nn.Module) -> Gradients:
-    """Return the gradients of all parameters, whole and as float32, by the name in `Model`; forget them."""
-    gradients = {}
-    with _summoned(model):
-        for name, parameter in model.named_parameters():
-            gradient = parameter.grad
-            assert gradient is not None, name
-            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-            gradients[clean_name(name).removeprefix("module.")] = whole.float().clone()
-    model.zero_grad()
-    return gradients
-
-
-def _summoned(model: nn.Module) -> AbstractContextManager[None]:
-    if isinstance(model, FullyShardedDataParallel):
-        return FullyShardedDataParallel.summon_full_params(model, with_grads=True)
-    return nullcontext()
-
-
-def exact_gradients(num_ranks: int, passes: int) -> Gradients:
-    """Return the mean over all ranks of the gradients of all passes, of the model that `seed(0)` makes."""
-    with seed(0):
-        model = Model()
-    for step in range(passes):
-        for rank in range(num_ranks):
-            (model(batch(step, rank)).square().sum() / num_ranks).backward()
-    return full_gradients(model)
-
-
-def added(totals: Gradients, more: Gradients, factor: float = 1) -> Gradients:
-    assert not totals or totals.keys() == more.keys()
-    return {name: totals.get(name, 0) + factor * value for name, value in more.items()}
-
-
-def delivered_by_nothing(model: nn.Module, passes: int) -> Gradients:
-    """Reduce gradients of zero: whatever arrives is what residuals add."""
-    totals: Gradients = {}
-    for _ in range(passes):
-        (model(batch(0)) * 0).sum().backward()
-        totals = added(totals, full_gradients(model))
-    return totals
 
 
 @contextmanager

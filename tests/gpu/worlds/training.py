@@ -9,15 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecisionPolicy
 
 import isthmus
 from gpu.worlds.world import World
 from python.training import test_fsdp as fsdp
 from python.training import wraps
 from support import families
-from support.families import WORLD_SIZE, Block, Family
+from support.families import WORLD_SIZE, Family
 
 
 def mesh(*shape: int) -> DeviceMesh:
@@ -33,8 +32,7 @@ def fsdp2(model: nn.Module, shape: tuple[int, ...] = (WORLD_SIZE,), **settings: 
 
 def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
     """Do so by FSDP1."""
-    device = torch.empty(0).device
-    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device, **settings)
+    return wraps.fsdp1(model, device_id=torch.empty(0).device, **settings)
 
 
 def fsdp1_offloaded(model: nn.Module) -> nn.Module:

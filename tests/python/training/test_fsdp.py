@@ -8,19 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
     fully_shard,
 )
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
 
-from python.training.wraps import fsdp2
+from python.training.wraps import fsdp1, fsdp2, hsdp
 from support.checks import Table
 from support.families import (
     BLOCKS,
@@ -29,7 +27,6 @@ from support.families import (
     STEPS,
     UNITS,
     WORLD_SIZE,
-    Block,
     Family,
     Model,
     Training,
@@ -41,10 +38,6 @@ table = Table()
 
 
 # --- FSDP2 ---
-
-
-def hsdp(model: nn.Module) -> nn.Module:
-    return fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
 def mixed_precision(parameters: torch.dtype) -> Any:
@@ -155,11 +148,6 @@ FSDP2_FAMILIES = {
 
 
 # --- FSDP1 ---
-
-
-def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
-    settings = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu"), **settings}
-    return FullyShardedDataParallel(model, **settings)
 
 
 def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:

@@ -1,34 +1,151 @@
-"""Nothing is lost and nothing goes astray: what compression holds back arrives later, at the weights that it is of."""
+"""Nothing is lost and nothing goes astray: what compression holds back arrives later, at the weights that it is of.
+
+Gradients are whole numbers that do not depend on the weights. After a while without gradients every residual is empty,
+and then the weights have the very bits of plain training. A residual that is added to other elements, with another
+scale, twice or never leaves other weights.
+"""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from python.training.conservation import (
-    BOTH,
-    backward_twice,
-    conserves,
-    fsdp1,
-    fsdp2,
-    hsdp,
-)
+import isthmus
+from isthmus.backends import backend_of
+from python.training.wraps import fsdp1, fsdp2, hsdp
 from support.checks import Table
-from support.families import (
-    run_table,
-)
+from support.families import gathered, isthmus_groups, run_table, same_on_all_ranks, units_of_groups, weights_of, world
 
 table = Table()
+WIDTH = 64
+STEPS = 6
+EMPTYING_STEPS = 12  # of each kind of step
+BOTH = ("first", "second")
+
+
+class Weights(nn.Module):
+    """Two matrices of one size and a longer one. Its loss has gradients that do not depend on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.second = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.third = nn.Parameter(torch.zeros(2 * WIDTH, WIDTH))
+
+    def forward(self, salt: int | None, used: tuple[str, ...]) -> torch.Tensor:
+        loss = torch.zeros(())
+        for name in used:
+            weight = getattr(self, name)
+            loss = loss + (weight * whole_numbers(weight.shape, salt, name).to(weight.dtype)).sum()
+        return loss
+
+
+class Pair(nn.Module):
+    """Two units of equal sizes, so that mixing them up is possible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Weights(), Weights()])
+
+    def forward(self, salt: int | None, used: tuple[str, ...]) -> torch.Tensor:
+        first, second = self.blocks
+        return first(salt, used) + second(None if salt is None else salt + 500, used)  # type: ignore[no-any-return]
+
+
+def whole_numbers(shape: torch.Size, salt: int | None, name: str) -> torch.Tensor:
+    """Return this rank's gradient at a step; zeros without a step."""
+    if salt is None:
+        return torch.zeros(shape)
+    generator = torch.Generator().manual_seed(1000 * salt + 100 * len(name) + dist.get_rank())
+    return torch.randint(-4, 5, tuple(shape), generator=generator).float()
+
+
+Backward = Callable[[nn.Module, int | None, tuple[str, ...]], None]
+
+
+def backward(model: nn.Module, salt: int | None, used: tuple[str, ...]) -> None:
+    model(salt, used).backward()
+
+
+def backward_twice(model: nn.Module, salt: int | None, used: tuple[str, ...]) -> None:
+    """Accumulates: the first micro-batch has gradients of one parameter, and is not reduced."""
+    model.set_requires_gradient_sync(False)
+    backward(model, None if salt is None else salt + 50, used[:1])
+    model.set_requires_gradient_sync(True)
+    backward(model, salt, used)
+
+
+def final_weights(
+    wrap: Callable[[nn.Module], nn.Module],
+    uses: tuple[tuple[str, ...], ...],
+    *,
+    prepared: bool,
+    step: Backward,
+    before_step: Callable[[nn.Module, int], None],
+) -> torch.Tensor:
+    """Train, empty all residuals, and return the weights. `uses`: by turns, which parameters have a gradient."""
+    model = wrap(Pair())
+    if prepared:
+        isthmus.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for number in range(STEPS + EMPTYING_STEPS * len(uses)):
+        before_step(model, number)
+        step(model, number if number < STEPS else None, uses[number % len(uses)])
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == STEPS - 1 and isthmus_groups():
+            assert any(gathered(any(map(any_left, states())))), "nothing was held back"
+    left = gathered([state["name"] for state in states() if any_left(state)])
+    assert not any(left), f"not empty yet: {left}"
+    return weights_of(model)
+
+
+def states() -> list[dict[str, Any]]:
+    return [state for group in isthmus_groups() for state in backend_of(group).unit_states()]
+
+
+def any_left(state: dict[str, Any]) -> bool:
+    residuals = [state["residual"], state["result_residual"]]
+    return any(residual is not None and bool(residual.any()) for residual in residuals)
+
+
+def conserves(
+    store: dist.Store,
+    wrap: Callable[[nn.Module], nn.Module],
+    uses: tuple[tuple[str, ...], ...] = ((*BOTH, "third"),),
+    *,
+    prepared: bool = True,
+    step: Backward = backward,
+    before_step: Callable[[nn.Module, int], None] = lambda model, number: None,
+) -> dict[str, int]:
+    """Hold the weights after compressed training against plain ones, bit by bit; return the units."""
+    run = functools.partial(final_weights, wrap, uses, step=step, before_step=before_step)
+    with world(store, "gloo"):
+        plain = run(prepared=False)
+    with world(store, "tagc"):
+        compressed = run(prepared=prepared)
+        units = units_of_groups()
+        alike = same_on_all_ranks(compressed), same_on_all_ranks(units)
+    assert alike == (True, True)
+    assert units
+    difference = (compressed - plain).abs()
+    assert torch.equal(compressed, plain), f"{int((difference > 0).sum())} differ, by up to {float(difference.max())}"
+    assert bool(plain.any())
+    return units
 
 
 @table
 def fsdp2_conserves(store: dist.Store) -> None:
     units = conserves(store, fsdp2, prepared=False)
-    assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
+    assert set(units) == {"blocks.0 reduce_scatter", "blocks.1 reduce_scatter"}
 
 
 @table
@@ -60,7 +177,7 @@ def a_changed_divide_factor_conserves(store: dist.Store) -> None:
 
     def change(model: Any, number: int) -> None:
         factor = float(2 ** (number // 2 % 4))
-        for module in (model.left, model.right, model):
+        for module in (*model.blocks, model):
             module.set_gradient_divide_factor(factor)
             if dist.get_backend() == "gloo":  # which has no PREMUL_SUM
                 module.set_force_sum_reduction_for_comms(True)
@@ -72,8 +189,9 @@ def a_changed_divide_factor_conserves(store: dist.Store) -> None:
 def fsdp1_conserves(store: dist.Store) -> None:
     """A flat parameter has one layout, whatever has gradients."""
     uses = (BOTH, ("first",), ("third", "second"))
+    wrap = functools.partial(fsdp1, auto_wrap_policy=ModuleWrapPolicy({Weights}), use_orig_params=True)
     for prepared in (False, True):
-        units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared)
+        units = conserves(store, wrap, uses, prepared=prepared)
         assert len(units) == 2, units
 
 

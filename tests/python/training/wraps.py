@@ -1,4 +1,4 @@
-"""Ways to train a model that several files of tests take: DDP, SimpleFSDP, FSDP2."""
+"""Ways to train a model that several files of tests take: FSDP, HSDP, DDP, SimpleFSDP."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from support.families import (
-    WORLD_SIZE,
-    Family,
-)
+from support.families import WORLD_SIZE, Block, Family
 
 
 def fsdp2(model: Any, **settings: Any) -> nn.Module:
     for block in model.blocks:
         fully_shard(block, **settings)
     return fully_shard(model, **settings)
+
+
+def hsdp(model: nn.Module) -> nn.Module:
+    return fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
+    settings = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu"), **settings}
+    return FullyShardedDataParallel(model, **settings)
 
 
 # --- DDP ---

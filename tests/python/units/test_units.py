@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import ShardingStrategy
 from torch.utils.checkpoint import checkpoint
 
 import isthmus
 from isthmus.backends import backend_of
 from support import checkpoints
-from support.checkpoints import Block, batch, ddp, fsdp2, group, local, mesh_of
+from support.checkpoints import Block, batch, ddp, fsdp1, fsdp2, group, local, mesh_of
 from support.checks import Table
 from support.families import same_on_all_ranks
 from support.tested_codecs import CODECS
@@ -40,16 +40,6 @@ class Model(checkpoints.Model):
             else:
                 features = checkpoint(block, features, use_reentrant=self.reentrant)
         return self.out(features)  # type: ignore[no-any-return]
-
-
-def fsdp1(process_group: dist.ProcessGroup, reentrant: bool | None = None, **settings: object) -> nn.Module:
-    return FullyShardedDataParallel(
-        Model(reentrant),
-        process_group=process_group,
-        device_id=torch.device("cpu"),
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        **settings,
-    )
 
 
 def train(model: nn.Module, call: Callable[[int], torch.Tensor] | None = None) -> list[list[float]]:
@@ -86,9 +76,9 @@ def reentrant_checkpointing_changes_nothing() -> None:
     """Each block's backward pass is a graph task of its own there; a mixed-up residual would change the weights."""
     wraps = (
         lambda process_group, reentrant: fsdp2(mesh_of(process_group), Model(reentrant)),
-        lambda process_group, reentrant: fsdp1(process_group, reentrant, use_orig_params=True),
+        lambda process_group, reentrant: fsdp1(mesh_of(process_group), Model(reentrant), use_orig_params=True),
         lambda process_group, reentrant: fsdp1(
-            process_group, reentrant, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP
+            mesh_of(process_group), Model(reentrant), sharding_strategy=ShardingStrategy.SHARD_GRAD_OP
         ),
     )
     for number, wrap in enumerate(wraps):
@@ -103,7 +93,7 @@ def reentrant_checkpointing_changes_nothing() -> None:
 @table
 def fsdp1_skips_reorders_and_accumulates() -> None:
     process_group = group("default")
-    model = fsdp1(process_group)
+    model: Any = fsdp1(mesh_of(process_group), Model())
     orders = [(0, 1, 2), (2, 0), (1, 2, 0), (0,)]
 
     def call(step: int) -> torch.Tensor:

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -22,6 +21,7 @@ from support.checkpoints import (
     Model,
     backward,
     batch,
+    fsdp1,
     fsdp2,
     local,
     mesh_of,
@@ -232,7 +232,11 @@ def models_of_equal_names_have_replicas_of_their_own(store: dist.Store) -> None:
 @table
 def a_model_that_is_gone_frees_its_replicas(store: dist.Store) -> None:
     with world(store, "none"):
-        for wrap in (sharded, fsdp1, lambda group: isthmus.prepare(sharded(group), name="critic")):
+        for wrap in (
+            sharded,
+            lambda group: fsdp1(mesh_of(group)),
+            lambda group: isthmus.prepare(sharded(group), name="critic"),
+        ):
             group = group_with("delta")
             models = [wrap(group) for _ in range(3)]
             for model in models:
@@ -253,16 +257,6 @@ def a_model_that_is_gone_frees_its_replicas(store: dist.Store) -> None:
 
 
 # --- Which gathers ---
-
-
-def fsdp1(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
-    return FullyShardedDataParallel(
-        Model(),
-        process_group=group,
-        device_id=torch.device("cpu"),
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        **settings,
-    )
 
 
 def inputs_of(step: int) -> torch.Tensor:
