@@ -36,16 +36,27 @@ class Members:
 
     def meet(self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None = None, size: int = 0) -> int:
         """Configure all as one quorum of `size` members; return its number."""
-        quorum = next(_quorums)
-        numbers = list(ids if ids is not None else range(len(groups)))
-        size = size or len(groups)
-
-        def configure(rank: int) -> None:
-            address = f"localhost:{self.store.port}/{quorum}"
-            groups[rank].configure(address, f"r_{numbers[rank]}", rank, size, quorum, 0, 1, numbers)
-
+        quorum, configure = self._configure(groups, ids, size)
         at_once(len(groups), configure)
         return quorum
+
+    def errors(
+        self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None = None, size: int = 0, port: int = 0
+    ) -> list[Exception | None]:
+        """Do so, and return what each raised. port: of another store."""
+        return errors_at_once(len(groups), self._configure(groups, ids, size, port)[1])
+
+    def _configure(
+        self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None, size: int, port: int = 0
+    ) -> tuple[int, Callable[[int], None]]:
+        quorum = next(_quorums)
+        numbers = list(ids if ids is not None else range(len(groups)))
+        address = f"localhost:{port or self.store.port}/{quorum}"
+
+        def configure(rank: int) -> None:
+            groups[rank].configure(address, f"r_{numbers[rank]}", rank, size or len(groups), quorum, 0, 1, numbers)
+
+        return quorum, configure
 
 
 @contextmanager

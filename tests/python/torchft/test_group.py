@@ -148,50 +148,42 @@ def test_abort_ends_an_operation_that_waits_and_configure_heals() -> None:
 def test_a_member_that_does_not_come_is_an_error_within_the_timeout() -> None:
     with members() as world:
         groups = [world.make(SHORT) for _ in range(2)]
-        errors = errors_at_once(1, lambda _: world.meet(groups, [0, 1], size=3))
-        assert isinstance(errors[0], torch.distributed.DistError), errors
+        errors = world.errors(groups, size=3)
+        assert all(isinstance(error, torch.distributed.DistError) for error in errors), errors
         world.meet(groups)
         train_step(groups, 0)
 
 
 def test_a_store_that_is_dead_is_an_error_on_every_member() -> None:
     with members() as world:
-        groups = [world.make(SHORT) for _ in range(2)]
-        errors = errors_at_once(
-            2, lambda rank: groups[rank].configure("localhost:1/dead", f"r_{rank}", rank, 2, 1, 0, 1, [0, 1])
-        )
+        errors = world.errors([world.make(SHORT) for _ in range(2)], port=1)
         assert all(isinstance(error, torch.distributed.DistError) for error in errors), errors
 
 
 def test_options_that_differ_are_the_same_error_on_every_member() -> None:
     with members() as world:
-        groups = [world.make(bits=2), world.make(bits=4)]
-
-        def configure(rank: int) -> None:
-            groups[rank].configure(f"localhost:{world.store.port}/o", f"r_{rank}", rank, 2, 1, 0, 1, [0, 1])
-
-        errors = errors_at_once(2, configure)
+        errors = world.errors([world.make(bits=2), world.make(bits=4)])
         assert all(isinstance(error, native.load().OptionError) for error in errors), errors
         assert str(errors[0]) == str(errors[1])
         assert "bits" in str(errors[0])
 
 
-def test_a_packet_of_another_step_is_refused() -> None:
+def test_a_replica_id_without_a_node_is_an_error_on_every_member() -> None:
+    with members() as world:
+        errors = world.errors([world.make(nodes="2x1") for _ in range(2)], [0, 7])
+        assert all(isinstance(error, native.load().OptionError) for error in errors), errors
+
+
+@pytest.mark.parametrize(("quorums", "steps"), [((1, 1), (5, 6)), ((1, 2), (5, 5))], ids=["step", "quorum"])
+def test_a_packet_of_another_step_or_quorum_is_refused(quorums: tuple[int, int], steps: tuple[int, int]) -> None:
     with members() as world:
         groups = [world.make(SHORT) for _ in range(2)]
         world.meet(groups)
-        errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0), 5 + rank))
+        for group, number in zip(groups, quorums, strict=True):
+            group._quorum.number = number
+        errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0), steps[rank]))
         assert any(re.search(r"packet with step \d+ where \d+ is expected", str(error)) for error in errors), errors
         assert all(error is not None for error in errors)
-
-
-def test_a_packet_of_another_quorum_is_refused() -> None:
-    with members() as world:
-        groups = [world.make(SHORT) for _ in range(2)]
-        world.meet(groups)
-        groups[1]._quorum.number += 1
-        errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0), 5))
-        assert any(re.search(r"packet with step \d+ where \d+ is expected", str(error)) for error in errors), errors
 
 
 def test_numbers_of_elements_that_differ_are_an_error_on_every_member() -> None:
@@ -220,18 +212,6 @@ def test_a_launcher_that_started_several_replica_groups_places_them(monkeypatch:
         groups = [world.make() for _ in range(2)]
         world.meet(groups)
         assert list(groups[0]._quorum.place.node_of_rank) == [0, 0]
-
-
-def test_a_replica_id_without_a_node_is_an_error_on_every_member() -> None:
-    with members() as world:
-        groups = [world.make(nodes="2x1") for _ in range(2)]
-
-        def configure(rank: int) -> None:
-            ids = [0, 7]
-            groups[rank].configure(f"localhost:{world.store.port}/i", f"r_{ids[rank]}", rank, 2, 1, 0, 1, ids)
-
-        errors = errors_at_once(2, configure)
-        assert all(isinstance(error, native.load().OptionError) for error in errors), errors
 
 
 def counts() -> tuple[int, int, int]:
