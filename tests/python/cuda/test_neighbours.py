@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from gpu.counts.rank import Counts
 from isthmus.group import cuda
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
+from support.logs import logged
 
 WORLD_SIZE = 4
 ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
@@ -120,15 +120,9 @@ def test_asks_for_connections(
 
 
 def one_connection(rank: int, world_size: int) -> list[str]:
-    texts: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            texts.append(record.getMessage())
-
-    logging.getLogger("isthmus").addHandler(Listener())
-    ranks.init()
-    dist.new_group()
+    with logged() as texts:
+        ranks.init()
+        dist.new_group()
     return [text for text in texts if cuda.CONNECTIONS in text]
 
 

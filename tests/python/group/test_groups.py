@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +17,7 @@ from isthmus.topology.discovery.measure import measure_links
 from support import ranks
 from support.checks import Table, finish
 from support.limits import OPERATION_S
+from support.logs import logged
 from support.tested_codecs import DEFAULT
 
 WORLD_SIZE = 4
@@ -247,48 +246,28 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert text == "isthmus: rank 1 did not come within 1 s to make the group"
 
 
-def warnings_of(rank: int, world_size: int, make_groups: Callable[[], Any]) -> list[str]:
+def warnings_of_two_groups(rank: int, world_size: int) -> list[str]:
     """Return what this rank logs while it makes groups, and the warnings of torch and Python."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("isthmus").addHandler(handler)
-    with warnings.catch_warnings(record=True) as caught:
+    with logged() as messages, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        make_groups()
-    finish()
+        ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, nodes="2x1"))
+        dist.new_group()  # with the same options
+        dist.new_group(pg_options=isthmus.Options(codec="none", bits=2, nodes="2x1"))
+        finish()
     return messages + [str(warning.message) for warning in caught]
 
 
-def make_two_groups() -> None:
-    ranks.init()
-    dist.new_group()
-
-
 @pytest.mark.processes
-def test_rank_0_warns_once_of_mistyped_variables() -> None:
-    env = {"ISTHMUS_NODES": "2x1", "ISTHMUS_CODECS": "hunter2", "ISTHMUS_PASSWORD": "hunter2", "NCCL_DEBUGG": "1"}
-    expected = "the environment variable {} is none of isthmus's and changes nothing"
-    assert ranks.run(warnings_of, 2, make_two_groups, env=env) == [
+def test_rank_0_warns_once_of_mistyped_variables_and_of_options_without_effect() -> None:
+    env = {"ISTHMUS_CODECS": "hunter2", "ISTHMUS_PASSWORD": "hunter2", "NCCL_DEBUGG": "1"}
+    unknown = "the environment variable {} is none of isthmus's and changes nothing"
+    assert ranks.run(warnings_of_two_groups, 2, env=env) == [
         [
-            f"{expected.format('ISTHMUS_CODECS')}: did you mean ISTHMUS_CODEC?",
-            expected.format("ISTHMUS_PASSWORD"),
+            f"{unknown.format('ISTHMUS_CODECS')}: did you mean ISTHMUS_CODEC?",
+            unknown.format("ISTHMUS_PASSWORD"),
+            f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc",
+            f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc",
+            "option bits=2 has no effect with codec=none: it is for quant",
         ],
         [],
     ]
-
-
-def make_groups_with_options_of_other_codecs() -> None:
-    ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, nodes="2x1"))
-    dist.new_group()  # with the same options
-    dist.new_group(pg_options=isthmus.Options(codec="none", bits=2, nodes="2x1"))
-
-
-@pytest.mark.processes
-def test_options_without_effect_are_warned_of_once() -> None:
-    expected = [
-        f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc",
-        f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc",
-        "option bits=2 has no effect with codec=none: it is for quant",
-    ]
-    assert ranks.run(warnings_of, 2, make_groups_with_options_of_other_codecs) == [expected, []]

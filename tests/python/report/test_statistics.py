@@ -24,6 +24,7 @@ from isthmus.report.summary import crossing
 from python.report import made_up_stats as made_up
 from support import ranks
 from support.checks import finish
+from support.logs import logged
 
 
 def fsdp2() -> torch.nn.Module:
@@ -64,38 +65,25 @@ TOLD: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], list[tuple[
 }
 
 
-class Listener(logging.Handler):
-    """Keeps what is logged, with the step at which it is."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.step = 0
-        self.told: list[tuple[int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.told.append((self.step, record.getMessage()))
-
-
 def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, str]]]:
     """Train each model; return what this rank logged, and at which step."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
     found = {}
     for name, (make, options, _) in TOLD.items():
-        listener = Listener()
-        logging.getLogger("isthmus").addHandler(listener)
         process._warned_of.clear()
         settings = isthmus.Options(nodes="2x1", **{"min_elements": 0, **options})
-        ranks.init(store=store, rank=rank, world_size=world_size, pg_options=settings)
-        model = make()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for step in range(1, 5):
-            listener.step = step
-            model(torch.ones(2, 64)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        logging.getLogger("isthmus").removeHandler(listener)
+        told: list[tuple[int, str]] = []
+        with logged() as messages:
+            ranks.init(store=store, rank=rank, world_size=world_size, pg_options=settings)
+            model = make()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            for step in range(1, 5):
+                model(torch.ones(2, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                told += [(step, text) for text in messages[len(told) :]]
         finish()
-        found[name] = listener.told
+        found[name] = told
     return found
 
 
@@ -200,37 +188,33 @@ def test_what_is_no_group_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
     """Train HSDP for four steps; return what the reports say."""
     begin_s = time.monotonic()
-    messages: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("isthmus").addHandler(handler)
-    ranks.init(pg_options=isthmus.Options(nodes="2x2", min_elements=0, units="0,nosuch*", log="info", ratio=4))
-    dist.new_group([0])
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    told: dict[str, Any] = {"before": isthmus.explain()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    written: list[dict[str, float]] = []
-    handle = isthmus.log_to(Writer(written), every=2)
-    for step in range(4):
-        if step == 3:
-            handle.remove()
-        model(torch.ones(2, 64)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    told["warned"] = [message for message in messages if "no unit matches" in message]
+    with logged() as messages:
+        ranks.init(pg_options=isthmus.Options(nodes="2x2", min_elements=0, units="0,nosuch*", log="info", ratio=4))
+        dist.new_group([0])
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        told: dict[str, Any] = {"before": isthmus.explain()}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        written: list[dict[str, float]] = []
+        handle = isthmus.log_to(Writer(written), every=2)
+        for step in range(4):
+            if step == 3:
+                handle.remove()
+            model(torch.ones(2, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        told["warned"] = [message for message in messages if "no unit matches" in message]
     replicas = isthmus.stats(mesh.get_group("replicate"))
     told |= {"all": isthmus.stats(), "replicas": replicas, "explained": isthmus.explain(), "written": written}
     told["summary"] = isthmus.summary()
     told["exact_bytes"] = crossing(isthmus.stats()).exact_bytes
     told["seconds"] = time.monotonic() - begin_s
     finish()
-    messages.clear()
-    process._log_summary()
-    told["logged"] = list(messages)
+    with logged(logging.INFO) as told["logged"]:
+        process._log_summary()
     return told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import isthmus
-from support.checkpoints import (
-    fsdp2,
-    group,
-    mesh_of,
-)
+from support.checkpoints import fsdp2, group, mesh_of
+from support.logs import logged
 
 
 def model_on(nodes: str = "2x2", **options: Any) -> nn.Module:
@@ -41,12 +37,6 @@ def saved(model: nn.Module, **more: Any) -> Path:
 @contextmanager
 def warnings_of_rank_0() -> Iterator[list[str]]:
     """Collect what is logged; other ranks log nothing."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("isthmus").addHandler(handler)
-    try:
+    with logged() as messages:
         yield messages
-    finally:
-        logging.getLogger("isthmus").removeHandler(handler)
     assert bool(messages) == (dist.get_rank() == 0)
