@@ -52,11 +52,6 @@ def _keys(row: Row) -> Iterable[str]:
         yield f"{row.collective}|group=detail|{row.label}"
 
 
-def write_results(version: str, found: dict[str, Any]) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"torch-{version}.json").write_text(json.dumps(found, indent=0) + "\n")
-
-
 def all_results() -> dict[str, dict[str, Any]]:
     """Return what runs in this checkout found, by torch version."""
     return {path.stem.removeprefix("torch-"): json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
@@ -133,7 +128,8 @@ def main() -> int:
     import world
 
     results = world.run(world.all_rows())
-    write_results(world.TORCH, summary(results))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"torch-{world.TORCH}.json").write_text(json.dumps(summary(results), indent=0) + "\n")
     for row, verdict in results.failures().items():
         print(f"{row}: {verdict}")
     failures = len(results.failures())

@@ -164,13 +164,11 @@ COLLECTIVES = (
     ),
 )
 
-# Whole scenarios, each of several calls: they have neither type nor layout, and run on every group.
-SCENARIO_GROUPS = GROUPS
-
 
 def scenario_rows(names: Sequence[str]) -> Iterator[Row]:
+    """Whole scenarios, each of several calls: they have neither type nor layout, and run on every group."""
     for name in names:
-        for group in SCENARIO_GROUPS:
+        for group in GROUPS:
             yield Row(name, group=group)
         yield Row(name, debug="detail")
 

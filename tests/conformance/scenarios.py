@@ -27,10 +27,6 @@ def own(group: dist.ProcessGroup, *shape: int, salt: int = 0) -> torch.Tensor:
     return values(torch.float32, shape, 1000 * salt + dist.get_rank(group))
 
 
-def ranks_of(group: dist.ProcessGroup) -> list[int]:
-    return dist.get_process_group_ranks(group)
-
-
 @scenario
 def barriers(group: dist.ProcessGroup) -> Any:
     dist.barrier(group)
@@ -59,7 +55,7 @@ def operations_in_flight(group: dist.ProcessGroup) -> Any:
     for tensor, copy, output in zip(sums, copies, gathered, strict=True):
         works.append(dist.all_reduce(tensor, group=group, async_op=True))
         works.append(dist.all_gather_into_tensor(output, own(group, 2000), group, async_op=True))
-        works.append(dist.broadcast(copy, ranks_of(group)[0], group, async_op=True))
+        works.append(dist.broadcast(copy, group=group, group_src=0, async_op=True))
     for work in reversed(works):
         work.wait()
     return sums, copies, gathered

@@ -86,7 +86,8 @@ def _compare(row: Row, ours: dist.ProcessGroup, gloo: dist.ProcessGroup, tag: in
         gloos_result, verdict = reference, MORE
     if isinstance(result, Exception):
         given = "".join(traceback.format_exception(result))
-        return f"Isthmus raises {type(result).__name__}, Gloo {_name(gloos_result)}: {given}"
+        gloos = repr(gloos_result) if isinstance(gloos_result, Exception) else "gives a result"
+        return f"Isthmus raises {type(result).__name__}, Gloo {gloos}: {given}"
     assert not isinstance(gloos_result, Exception)
     # A reference holds nothing for inputs and futures: what was written is compared.
     compared = result[: len(gloos_result)] if verdict == MORE else result
@@ -94,10 +95,6 @@ def _compare(row: Row, ours: dist.ProcessGroup, gloo: dist.ProcessGroup, tag: in
     if differences and is_labelled_sum(row) and row.group in TIERS:
         return (excess or _excess)(case, result) or (CLOSE if verdict == EQUAL else verdict)
     return differences or verdict
-
-
-def _name(outcome: Outcome) -> str:
-    return repr(outcome) if isinstance(outcome, Exception) else "gives a result"
 
 
 def _differences(result: list[torch.Tensor], expected: list[torch.Tensor]) -> str:

@@ -20,25 +20,21 @@ WEIGHTS_WIDTH = 512
 
 
 @cache
-def _gradient(num_elements: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradient() -> tuple[torch.Tensor, torch.Tensor]:
     """Return a gradient and room for its shard."""
-    return torch.randn(num_elements), torch.empty(num_elements // dist.get_world_size())
+    return torch.randn(NUM_ELEMENTS), torch.empty(NUM_ELEMENTS // dist.get_world_size())
 
 
-def _reduce_scatter(unit: str, num_elements: int = NUM_ELEMENTS) -> None:
-    gradient, shard = _gradient(num_elements)
+def reduce_scatter(unit: str = "blocks.1") -> None:
+    """Reduce the gradient of a unit in two tiers, compressed unless the codec is `none`."""
+    gradient, shard = _gradient()
     with isthmus.unit(unit):
         dist.reduce_scatter_tensor(shard, gradient)
 
 
-def reduce_scatter() -> None:
-    """Reduce the gradient of unit blocks.1 in two tiers, compressed unless the codec is `none`."""
-    _reduce_scatter("blocks.1")
-
-
 def asynchronous_reduce_scatter() -> None:
     """Do that, and look at the Work, its Future and the next call."""
-    gradient, shard = _gradient(NUM_ELEMENTS)
+    gradient, shard = _gradient()
     with isthmus.unit("blocks.1"):
         work = dist.reduce_scatter_tensor(shard, gradient, async_op=True)
     future = work.get_future()
@@ -55,7 +51,7 @@ def asynchronous_reduce_scatter() -> None:
 
 def reduce_scatter_of_another_unit() -> None:
     """Reduce the gradient of unit blocks.2."""
-    _reduce_scatter("blocks.2")
+    reduce_scatter("blocks.2")
 
 
 def gradient_all_reduce() -> None:

@@ -16,7 +16,7 @@ CODECS = ("none", "default", "tagc", "default in segments")
 
 def run(world: World) -> None:
     """Capture one reduce-scatter with each codec."""
-    with world.group("isthmus", {"ISTHMUS_NODES": "2x2"}):
+    with world.group():
         for codec in CODECS:
             world.check(f"replays of a captured reduce-scatter, codec {codec}", lambda: replays(world, codec))  # noqa: B023
 

@@ -33,7 +33,7 @@ UNDER_WAY = ("default", "tagc", "default in segments")
 
 def run(world: World) -> None:
     """Check each kind of collective in groups of their own."""
-    with world.group("isthmus", {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}):
+    with world.group(ISTHMUS_MIN_ELEMENTS="0"):
         world.check("world backend: all-reduce, broadcast, all-to-all, send", lambda: world_backend(world))
         world.check("codec none: reduce-scatter, bit for bit", lambda: exact_reduce_scatter(world))
         world.check("codec none: all-reduce, bit for bit", lambda: exact_all_reduce(world))

@@ -25,8 +25,7 @@ PATIENCE_S = scaled(20)
 
 def run(world: World) -> None:
     """Kill a rank while units are under way."""
-    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_SEGMENTS": "4"}
-    with world.group("isthmus", env, TIMEOUT, is_left=False):
+    with world.group(TIMEOUT, is_left=False, ISTHMUS_MIN_ELEMENTS="0", ISTHMUS_SEGMENTS="4"):
         world.check("a killed rank is named", lambda: killed(world), lost=KILLED_RANK)
 
 

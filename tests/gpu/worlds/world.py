@@ -66,25 +66,21 @@ class World:
             torch.cuda.synchronize()
 
     @contextmanager
-    def group(
-        self,
-        backend: str,
-        env: Mapping[str, str] | None = None,
-        timeout: timedelta = GROUP_TIMEOUT,
-        is_left: bool = True,
-    ) -> Iterator[None]:
-        """Have a default group, and meanwhile these variables set. is_left: else it stays until the process ends."""
+    def group(self, timeout: timedelta = GROUP_TIMEOUT, is_left: bool = True, **env: str) -> Iterator[None]:
+        """Have a default group of Isthmus on two nodes, and meanwhile these variables set.
+
+        is_left: else it stays until the process ends.
+        """
         self._count += 1
         before = dict(os.environ)
-        os.environ.update({"ISTHMUS_LOG": "error", **(env or {})})
+        os.environ.update({"ISTHMUS_LOG": "error", "ISTHMUS_NODES": "2x2", **env})
         try:
             dist.init_process_group(
-                backend,
+                "isthmus",
                 store=dist.PrefixStore(f"group/{self._count}", self.store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=timeout,
-                device_id=torch.device("cuda", 0) if backend == "nccl" else None,
             )
             yield
             if is_left:

@@ -24,6 +24,7 @@ from isthmus.units.models import param_groups_of, section_elements, trainable_in
 from support.checkpoints import (
     WIDTH,
     Model,
+    backends,
     batch,
     ddp,
     fingerprint,
@@ -78,13 +79,6 @@ def history(model: Any, passes: int) -> list[float]:
 def counters(model: nn.Module) -> list[Any]:
     """Return the statistics of the groups that a model is reduced over, without times."""
     return [without_times(backend.stats()) for backend in backends(model)]
-
-
-def backends(model: nn.Module) -> list[Any]:
-    groups = [unit.mesh_info.shard_process_group for module in model.modules() for unit in param_groups_of(module)]
-    groups += [module.process_group for module in model.modules() if hasattr(module, "reducer")]
-    found = [_backends.isthmus_backend(group) for group in dict.fromkeys(groups)]
-    return [backend for backend in found if backend is not None]
 
 
 def without_times(value: Any) -> Any:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,7 +200,7 @@ def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
         told: dict[str, Any] = {"before": isthmus.explain()}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         written: list[dict[str, float]] = []
-        handle = isthmus.log_to(Writer(written), every=2)
+        handle = isthmus.log_to(SimpleNamespace(log=written.append), every=2)  # as wandb has it
         for step in range(4):
             if step == 3:
                 handle.remove()
@@ -216,16 +217,6 @@ def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
     with logged(logging.INFO) as told["logged"]:
         process._log_summary()
     return told
-
-
-class Writer:
-    """What wandb looks like."""
-
-    def __init__(self, written: list[dict[str, float]]) -> None:
-        self.written = written
-
-    def log(self, values: dict[str, float]) -> None:
-        self.written.append(values)
 
 
 @pytest.fixture(scope="module")

@@ -111,8 +111,4 @@ table = Table()
 table.checks = {"sharded": partial(check, (4,)), "hybrid_sharded": partial(check, (2, 2))}
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return run_table(rank, world_size, table)
-
-
-test_muon = table.in_world(main, WORLD_SIZE)
+test_muon = table.in_world(partial(run_table, table=table), WORLD_SIZE)

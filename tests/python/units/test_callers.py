@@ -246,7 +246,4 @@ def two_groups_of_parameters_of_one_module_have_names() -> None:
         assert exact_calls(process_group) == exact_calls(other) == {}
 
 
-# --- By name, prepared and attached ---
-
-
 test_callers = table.in_world(env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})

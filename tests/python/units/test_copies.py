@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,11 +82,10 @@ def parallel(tp: DeviceMesh) -> nn.Module:
     return parallelize_module(Parallel(), tp, plan)
 
 
-@contextmanager
-def mesh_2d(nodes: str = "2x2", **options: Any) -> Iterator[DeviceMesh]:
+def mesh_2d(nodes: str = "2x2", **options: Any) -> DeviceMesh:
     """Make a mesh of two "dp", which crosses between nodes, and whose groups have these options."""
     default = isthmus.Options(nodes=nodes, min_elements=0, **options)
-    yield init_device_mesh(
+    return init_device_mesh(
         "cpu",
         (2, dist.get_world_size() // 2),
         mesh_dim_names=("dp", "tp"),
@@ -108,6 +106,10 @@ def fsdp1_in_one_unit(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def fsdp2_in_two_units(model: Any, mesh: DeviceMesh) -> nn.Module:
     fully_shard([model.norm, model.copied], mesh=mesh["dp"])
+    return fsdp2_in_one_unit(model, mesh)
+
+
+def fsdp2_in_one_unit(model: Any, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh["dp"])
 
 
@@ -120,12 +122,8 @@ def prepared(wrap: Callable[[nn.Module, DeviceMesh], nn.Module]) -> Callable[[nn
     return lambda model, mesh: isthmus.prepare(wrap(model, mesh))
 
 
-def fsdp2_in_one_unit(model: Any, mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(model, mesh=mesh["dp"])
-
-
 def fsdp2_marked(model: Any, mesh: DeviceMesh) -> nn.Module:
-    fully_shard(model, mesh=mesh["dp"])
+    fsdp2_in_one_unit(model, mesh)
     model.mark()
     return model  # type: ignore[no-any-return]
 
@@ -144,7 +142,8 @@ def drift_of_copies(model: nn.Module, mesh: DeviceMesh) -> float:
         optimizer.step()
         optimizer.zero_grad()
     copies = []
-    with FullyShardedDataParallel.summon_full_params(model) if wraps_fsdp1(model) else torch.no_grad():
+    is_fsdp1 = isinstance(model, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(model) if is_fsdp1 else torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "copied" in name:
                 whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -154,19 +153,15 @@ def drift_of_copies(model: nn.Module, mesh: DeviceMesh) -> float:
     return float((torch.stack(everyones) - everyones[0]).abs().max())
 
 
-def wraps_fsdp1(model: nn.Module) -> bool:
-    return isinstance(model, FullyShardedDataParallel)
-
-
 def check_copies(
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module],
     exact: str | None = None,
     make: Callable[[DeviceMesh], nn.Module] = parallel,
     **options: Any,
 ) -> None:
-    with mesh_2d(**options) as mesh:
-        drift = drift_of_copies(wrap(make(mesh["tp"]), mesh), mesh)
-        statistics = isthmus.stats(mesh.get_group("dp"))
+    mesh = mesh_2d(**options)
+    drift = drift_of_copies(wrap(make(mesh["tp"]), mesh), mesh)
+    statistics = isthmus.stats(mesh.get_group("dp"))
     assert drift == 0, drift
     if exact is None:
         assert statistics["compressed_calls"] > 0, statistics["exact_calls"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -242,11 +243,7 @@ def one_of_two_may_be_prepared() -> None:
     assert exact_calls(process_group) == {}
 
 
-def main_of_worlds(rank: int, world_size: int) -> dict[str, str]:
-    return run_table(rank, world_size, table_of_worlds)
-
-
 test_identity = table.in_world()
 
 
-test_identity_of_dtensors = table_of_worlds.in_world(main_of_worlds)
+test_identity_of_dtensors = table_of_worlds.in_world(partial(run_table, table=table_of_worlds))

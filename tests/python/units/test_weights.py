@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,61 +87,6 @@ def evaluated(model: nn.Module, number: int = 99) -> torch.Tensor:
     return result.float()
 
 
-def bits_of_shards(model: nn.Module) -> torch.Tensor:
-    return bits_of([local(parameter) for parameter in model.parameters()])
-
-
-def bits_as_gathered(model: nn.Module) -> torch.Tensor:
-    """Return what FSDP2's units hold of their weights while they compute: not a number is compared, too."""
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for unit in units:
-        unit.unshard()
-    gathered = bits_of(model.parameters())
-    for unit in units:
-        unit.reshard()
-    return gathered
-
-
-def bits_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in tensors])
-
-
-class Twins:
-    """A model over a group with weights="delta", and an equal one over a group with weights="plain"."""
-
-    def __init__(self, wrap: Callable[[dist.ProcessGroup], nn.Module], **options: Any) -> None:
-        self.groups = {kind: group_with(kind, **options) for kind in ("delta", "plain")}
-        self.group = self.groups["delta"]
-        self.models: dict[str, Any] = {}
-        for kind, group in self.groups.items():
-            with seed(0):
-                self.models[kind] = wrap(group)
-        self._optimizers = {
-            kind: torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-            for kind, model in self.models.items()
-        }
-
-    def train(self, first: int, last: int) -> None:
-        for kind, model in self.models.items():
-            train(model, self._optimizers[kind], range(first, last))
-
-    def each(self, do: Callable[[Any], Any]) -> dict[str, Any]:
-        """Do something to both models, with equal random numbers."""
-        results = {}
-        for kind, model in self.models.items():
-            with seed(1), torch.no_grad():
-                results[kind] = do(model)
-        return results
-
-    def check_equal(self, what: str) -> None:
-        """Both have the same bits, in their shards and as gathered. Collective."""
-        for found_of in (lambda model: bits_of([evaluated(model)]), bits_as_gathered, bits_of_shards):
-            found = self.each(found_of)
-            assert torch.equal(found["delta"], found["plain"]), what
-        assert counts(self.groups["plain"])["gathers"] == 0
-        assert counts(self.group)["healed"] == 0
-
-
 def sharded(group: dist.ProcessGroup) -> nn.Module:
     return fsdp2(mesh_of(group))
 
@@ -176,27 +121,6 @@ def backward_gathers_and_evaluation_send_headers(store: dist.Store) -> None:
                 evaluated(model)
         assert (quiet.all, quiet.unchanged) == (2 * UNITS, 2 * UNITS), quiet
         assert quiet.sent == quiet.all * HEADER_BYTES * (NUM_NODES - 1), quiet
-
-
-# --- Weights that change other than by an optimizer's steps ---
-
-
-@table
-def what_is_edited_between_steps_crosses_to_the_bit(store: dist.Store) -> None:
-    def edit(model: Any) -> None:
-        for parameter in model.parameters():
-            local(parameter).mul_(torch.rand(local(parameter).shape) * 1e3)
-        local(model.blocks[1].down.weight).zero_()
-        local(model.blocks[0].up.bias).fill_(float("-0"))
-        local(model.blocks[0].down.weight)[0, :2] = torch.tensor([float("inf"), 1e-42])
-
-    with world(store, "none"):
-        twins = Twins(sharded, replica_interval=3)
-        twins.train(0, 2)
-        twins.check_equal("training")
-        twins.each(edit)
-        twins.check_equal("edited in place")
-        assert sum(counts(twins.group)["whole"].values()) == UNITS, counts(twins.group)
 
 
 # --- Whose weights ---
@@ -314,17 +238,21 @@ def of_two_types(group: dist.ProcessGroup) -> nn.Module:
 @table
 def weights_of_two_types_cross_as_bytes(store: dist.Store) -> None:
     with world(store, "none"):
-        twins = Twins(of_two_types)
-        twins.train(0, 2)
-        twins.each(lambda model: [local(p).mul_(1.01) for p in model.parameters()])  # the frozen ones, too
-        twins.check_equal("two types")
-        found = counts(twins.group)
+        outputs = []
+        for kind in ("plain", "delta"):
+            group = group_with(kind)
+            with seed(0):
+                model = of_two_types(group)
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            train(model, torch.optim.SGD(trained, lr=1e-3), range(2))
+            with torch.no_grad():
+                for parameter in model.parameters():  # the frozen ones, too
+                    local(parameter).mul_(1.01)
+            outputs.append(evaluated(model))
+        assert torch.equal(*outputs)
+        found = counts(group)
         assert found["whole"] == {FIRST: UNITS}, found
         assert found["gathers"] > found["unchanged"] > 0, found
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return run_table(rank, world_size, table)
-
-
-test_weights = table.in_world(main)
+test_weights = table.in_world(partial(run_table, table=table))
