@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import isthmus
 from python.residuals.saved_models import saved, warnings_of_rank_0
@@ -33,19 +32,14 @@ def residuals(process_group: dist.ProcessGroup, name: str) -> list[torch.Tensor]
     return found
 
 
-def two_models() -> tuple[dist.ProcessGroup, nn.Module, nn.Module]:
-    process_group = group()
-    a, b = (trained(isthmus.prepare(fsdp2(mesh_of(process_group)), name=name)) for name in ("a", "b"))
-    return process_group, a, b
-
-
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, left, right))
 
 
 @table
 def clearing_scaling_and_loading_concern_one_model() -> None:
-    process_group, a, b = two_models()
+    process_group = group()
+    a, b = (trained(isthmus.prepare(fsdp2(mesh_of(process_group)), name=name)) for name in ("a", "b"))
     state = isthmus.state_dict(a)
     trained(b)
     of_b = residuals(process_group, "b")

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard
 
-from python.training.wraps import fsdp1, fsdp2, hsdp
+from python.training.wraps import accumulate_without_sync, fsdp1, fsdp2, hsdp
 from support.checks import Table
 from support.families import (
     BLOCKS,
@@ -148,12 +148,6 @@ FSDP2_FAMILIES = {
 
 
 # --- FSDP1 ---
-
-
-def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
-    with training.model.no_sync():
-        training.step(number)
-    return training.step(number + 1)
 
 
 def fsdp1_units(dtype: str = "float32", shards: int = 1) -> list[str]:

@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from python.training.wraps import ddp, ddp_family, fsdp2, simple_fsdp
+from python.training.wraps import accumulate_without_sync, ddp, ddp_family, fsdp2, simple_fsdp
 from support.checks import Table
 from support.families import (
     STEPS,
@@ -48,13 +48,6 @@ class Skipping(Model):
         return output
 
 
-def accumulate(training: Any, number: int) -> torch.Tensor:
-    with training.model.no_sync():
-        training.step(number)
-    loss: torch.Tensor = training.step(number + 1)
-    return loss
-
-
 def zero(parameters: Any, lr: float) -> torch.optim.Optimizer:
     """Optimizer state on one rank each, which sends what it updated to the others."""
     return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=lr)
@@ -72,7 +65,7 @@ DDP_FAMILIES = {
     "ddp": ddp_family(modes=("default", "prepared", "backward", "prepared tagc")),
     "ddp_unused_parameters": ddp_family(functools.partial(ddp, find_unused_parameters=True), make=Skipping),
     "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
-    "ddp_accumulated": ddp_family(backward=accumulate),
+    "ddp_accumulated": ddp_family(backward=accumulate_without_sync),
     "ddp_zero_optimizer": ddp_family(optimizer=zero),
     "simple_fsdp": ddp_family(simple_fsdp, gathers=True, modes=("default", "prepared")),
     "replicated": Family(replicated, collectives=("all_reduce",), gathers=False),

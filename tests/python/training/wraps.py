@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from support.families import WORLD_SIZE, Block, Family
+from support.families import WORLD_SIZE, Block, Family, Training
 
 
 def fsdp2(model: Any, **settings: Any) -> nn.Module:
@@ -30,6 +30,13 @@ def hsdp(model: nn.Module) -> nn.Module:
 def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
     settings = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu"), **settings}
     return FullyShardedDataParallel(model, **settings)
+
+
+def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
+    """Two micro-batches, of which FSDP1 and DDP do not reduce the first."""
+    with training.model.no_sync():
+        training.step(number)
+    return training.step(number + 1)
 
 
 # --- DDP ---

@@ -126,10 +126,6 @@ def backward_gathers_and_evaluation_send_headers(store: dist.Store) -> None:
 # --- Whose weights ---
 
 
-def names_of_replicas(group: dist.ProcessGroup) -> set[str]:
-    return {unit["name"] for unit in isthmus.stats(group)["units"] if unit["codec"] == "delta"}
-
-
 @table
 def models_of_equal_names_have_replicas_of_their_own(store: dist.Store) -> None:
     with world(store, "none"):
@@ -149,7 +145,8 @@ def models_of_equal_names_have_replicas_of_their_own(store: dist.Store) -> None:
         assert all(map(torch.equal, outputs["delta"], outputs["plain"]))
         assert not torch.equal(outputs["delta"][0], outputs["delta"][1])
         names = {"root", "blocks.0", "blocks.1"}
-        assert names_of_replicas(groups["delta"]) == names | {f"{name} (2)" for name in names}
+        units = isthmus.stats(groups["delta"])["units"]
+        assert {unit["name"] for unit in units if unit["codec"] == "delta"} == names | {f"{name} (2)" for name in names}
         assert counts(groups["delta"])["whole"] == {FIRST: 2 * UNITS}
 
 
