@@ -72,7 +72,7 @@ def test_a_torch_that_it_was_not_built_for() -> None:
         import torch, torch.distributed as dist, isthmus._build_info
         isthmus._build_info.TORCH_VERSION = "2.99.0"
         make_group = lambda: dist.init_process_group("isthmus", store=dist.HashStore(), rank=0, world_size=1)
-        for use in (isthmus.Options, make_group):
+        for use in (lambda: isthmus.Options(), make_group):
             try:
                 use()
             except ImportError as error:
