@@ -116,7 +116,7 @@ class CudaSide final : public Side {
   void set_timeout(std::chrono::milliseconds timeout) override;
 
   FaultReport last_call() const override;
-  void throw_if_faulted(FaultReport operation) override;
+  void throw_if_faulted(const FaultReport& operation) override;
   std::optional<FaultReport> overdue() override;
 
   void leave() override;
@@ -158,10 +158,10 @@ class CudaSide final : public Side {
 };
 
 void CudaSide::arrived(const char* call) {
-  FaultReport report{.sequence_number = counters_.next_sequence_number(), .operation = call};
+  const FaultReport report{.sequence_number = counters_.next_sequence_number(), .operation = call};
   note(report);
   faults_.look_soon();
-  throw_if_faulted(std::move(report));
+  throw_if_faulted(report);
 }
 
 WorkPtr CudaSide::call_world(const std::function<WorkPtr(c10d::Backend&)>& call) {
@@ -308,7 +308,7 @@ const char* CudaSide::phase() const {
   return found ? found->communicator->phase() : "";
 }
 
-void CudaSide::throw_if_faulted(FaultReport operation) {
+void CudaSide::throw_if_faulted(const FaultReport& operation) {
   const auto found = gpu();
   if (!found) {
     return;
@@ -318,8 +318,9 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
     found->communicator->throw_if_faulted();  // a tier may have failed in the background
     ISTHMUS_CHECK(TransportError, !world_has_failed(), "the world backend: NCCL reports an error");
   } catch (const std::exception& error) {
-    operation.error = first_line(error.what());
-    std::rethrow_exception(faults_.explain(operation));
+    FaultReport report = operation;
+    report.error = first_line(error.what());
+    std::rethrow_exception(faults_.explain(report));
   }
 }
 

@@ -26,7 +26,7 @@ class WatchedCalls {
   // call: then the thread that waits for a call explains its failure.
   virtual FaultReport last_call() const { return {}; }
   // Throws a fault that the device found, once the host can see it; the group then fails, in `operation`.
-  virtual void throw_if_faulted(FaultReport /*operation*/) {}
+  virtual void throw_if_faulted(const FaultReport& /*operation*/) {}
   // Returns the oldest call whose end the host does not see and that has taken so long that it counts as failed, with
   // an error that says so; nothing where callers' threads wait for calls. One thread at a time calls this.
   virtual std::optional<FaultReport> overdue() { return std::nullopt; }

