@@ -3,13 +3,12 @@
 
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "isthmus/buffer.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
 
-constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
 constexpr int64_t section_bytes(int64_t bytes) { return round_up(bytes, 64); }
 
 // Throws Error if a caller's packets have the wrong size.

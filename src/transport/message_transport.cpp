@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/rounding.h"
 #include "isthmus/error.h"
 #include "transport/on_host.h"
 
@@ -265,7 +266,7 @@ void MessageTransport::ring_reduce_scatter(ConstBuffer in, Buffer out) {
 
 // Leaves chunk rank() of `data` reduced; the other chunks hold partial sums.
 void MessageTransport::ring_reduce(Buffer data, const std::vector<int64_t>& offsets, ReduceOp op) {
-  const int64_t longest = (data.num_elements + size() - 1) / size();
+  const int64_t longest = divide_up(data.num_elements, size());
   auto scratch = take_scratch(longest * element_bytes(data.dtype));
   for (int step = 0; step + 1 < size(); ++step) {
     const int out_chunk = (rank() - step - 1 + size()) % size();

@@ -108,7 +108,7 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
     yield from hints
     coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
     loses_under_muon = any(map({"bits=8", "error_feedback=on"}.isdisjoint, coded)) and _trains_with_muon()
-    yield from _advice(found, crossed, fewer="" if loses_under_muon else "fewer bits, or ")
+    yield from _advice(found, crossed, advises_fewer_bits=not loses_under_muon)
     if loses_under_muon:
         yield 'this process trains with Muon, which loses less with bits=8 or error_feedback="on": docs/choosing.md'
 
@@ -171,8 +171,8 @@ def _line_of(what: str, settings: str, reason: str, units: Sequence[dict[str, An
     return line
 
 
-def _advice(found: dict[str, Any], crossed: Crossing, fewer: str) -> Iterator[str]:
-    """What dominates, and what to try. fewer: what comes before fewer reductions."""
+def _advice(found: dict[str, Any], crossed: Crossing, *, advises_fewer_bits: bool) -> Iterator[str]:
+    """What dominates, and what to try."""
     if not crossed.sent_bytes:
         return
     if found["ran_s"] and found["waited_s"] < 0.1 * found["ran_s"]:
@@ -184,9 +184,10 @@ def _advice(found: dict[str, Any], crossed: Crossing, fewer: str) -> Iterator[st
             f"reshard_after_forward=<ranks of a node> (once a step){differences}: docs/choosing.md"
         )
     elif found["compressed_calls"]:
+        fewer_bits = "fewer bits, or " if advises_fewer_bits else ""
         yield (
             f"gradients are {1 - crossed.weights_share:.0%} of what crosses. To try where steps wait for the link: "
-            f"{fewer}fewer reductions by accumulating gradients: docs/choosing.md"
+            f"{fewer_bits}fewer reductions by accumulating gradients: docs/choosing.md"
         )
 
 

@@ -21,6 +21,7 @@ import torch
 from torch.distributed.checkpoint.storage import StorageReader
 
 from isthmus.residuals.checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
+from isthmus.topology.node_map import ranks_by_value
 
 VERSION = 2
 RESIDUALS = ("residual", "result_residual", "parked_values")
@@ -80,10 +81,7 @@ class SavedGroup:
 
 def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
     """Return the ranks of each node, ordered by the nodes' lowest ranks."""
-    nodes: dict[int, list[int]] = {}
-    for rank, node in enumerate(node_of_rank):
-        nodes.setdefault(node, []).append(rank)
-    return list(nodes.values())
+    return list(ranks_by_value(range(len(node_of_rank)), node_of_rank).values())
 
 
 def to_text(groups: Sequence[SavedGroup]) -> str:

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rounding.h"
+
 namespace isthmus {
 
 struct Segment {
@@ -33,9 +35,8 @@ inline int64_t segments_for_packets(int64_t packet_bytes) {
 inline std::vector<Segment> segments_of(int64_t num_elements, int64_t wanted) {
   const int64_t count =
       wanted > 0 ? wanted : std::clamp<int64_t>(num_elements / kLeastChosenElements, 1, kMostChosenSegments);
-  const int64_t share = (num_elements + count - 1) / count;
   const int64_t length =
-      std::max<int64_t>((share + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment, kSegmentAlignment);
+      std::max<int64_t>(round_up(divide_up(num_elements, count), kSegmentAlignment), kSegmentAlignment);
   std::vector<Segment> segments;
   do {
     const int64_t begin = static_cast<int64_t>(segments.size()) * length;

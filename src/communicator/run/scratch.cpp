@@ -5,12 +5,12 @@
 #include <numeric>
 
 #include "base/aligned_memory.h"
+#include "base/rounding.h"
 
 namespace isthmus {
 
 Buffer Scratch::take(int64_t num_elements, DataType dtype) {
-  constexpr int64_t kAlignment = kBufferAlignment;
-  const int64_t bytes = (num_elements * element_bytes(dtype) + kAlignment - 1) / kAlignment * kAlignment;
+  const int64_t bytes = round_up(num_elements * element_bytes(dtype), kBufferAlignment);
   auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& s) { return s.free_bytes() >= bytes; });
   if (slab == slabs_.end()) {
     add_slab(bytes);

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 
+#include "base/rounding.h"
 #include "isthmus/communicator.h"
 #include "isthmus/device.h"
 #include "isthmus/node_map.h"
@@ -37,7 +38,7 @@ class TierSet {
   // How pieces are summed within the node, and their type.
   SumType piece_type(const Device& device, DataType dtype) const;
   // Elements of one rank's chunk, rounded up: zeros pad the last chunk.
-  int64_t chunk_elements(int64_t num_elements) const { return (num_elements + world_size() - 1) / world_size(); }
+  int64_t chunk_elements(int64_t num_elements) const { return divide_up(num_elements, world_size()); }
 
   // What this rank has sent since its tiers were made, gathers included.
   Traffic intra_traffic() const;

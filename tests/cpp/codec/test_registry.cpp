@@ -83,14 +83,7 @@ class SignCodec final : public HostCodec {
   static constexpr int64_t kBits = sizeof(PacketHeader) + 8;
 
   static PacketHeader header_of(int64_t num_elements, PacketContext context) {
-    PacketHeader header;
-    header.codec = kSignId;
-    header.segment = context.segment;
-    header.unit_hash = context.unit_hash;
-    header.step = context.step;
-    header.num_elements = static_cast<uint64_t>(num_elements);
-    header.sender = context.sender;
-    return header;
+    return make_header(kSignId, DataType::kFloat32, num_elements, /*settings=*/0, context);
   }
 
   bool keeps_residual_;
