@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -43,7 +43,7 @@ class _Float32(TorchFunctionMode):
 
 
 class Muon:
-    """Muon for the matrices of the blocks of a model under FSDP2, AdamW for everything else.
+    """Muon for the matrices of the blocks of a model under FSDP2, or whole on each rank, AdamW for everything else.
 
     Every rank computes the whole of each matrix's step. Muon's steps are as large as AdamW's would be at the same
     learning rate; they are orthogonalised in float32.
@@ -61,15 +61,16 @@ class Muon:
     def step(self) -> None:
         """Take a step. Collective over the ranks of the model."""
         for shard, matrix in zip(self._shards, self._matrices, strict=True):
-            assert isinstance(shard, DTensor)
-            assert isinstance(shard.grad, DTensor)
-            matrix.copy_(shard.full_tensor())
-            matrix.grad = shard.grad.full_tensor()
+            assert shard.grad is not None
+            matrix.copy_(_whole(shard))
+            matrix.grad = _whole(shard.grad)
         with _Float32():
             self._muon.step()  # type: ignore[no-untyped-call]
         for shard, matrix in zip(self._shards, self._matrices, strict=True):
-            assert isinstance(shard, DTensor)
-            shard.copy_(distribute_tensor(matrix, shard.device_mesh, shard.placements, src_data_rank=None))
+            if isinstance(shard, DTensor):
+                shard.copy_(distribute_tensor(matrix, shard.device_mesh, shard.placements, src_data_rank=None))
+            else:
+                shard.copy_(matrix)
         self._adamw.step()
 
     def zero_grad(self) -> None:
@@ -77,6 +78,10 @@ class Muon:
         for shard in self._shards:
             shard.grad = None
         self._adamw.zero_grad()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def set_lr_share(optimizer: torch.optim.Optimizer | Muon, share: float) -> None:

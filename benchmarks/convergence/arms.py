@@ -16,7 +16,7 @@ class CodecArm:
     options: dict[str, Any] = field(hash=False)
     #: The single tier merges what all ranks send, so it needs more than one rank on each node to show what it costs.
     ranks_per_node: int = 1
-    #: "fsdp"; "hsdp": each node has all weights; "diloco": and trains by itself.
+    #: "fsdp"; "hsdp" and "ddp": each node has all weights; "diloco": and trains by itself.
     layout: str = "fsdp"
     #: DiLoCo's steps between two means of pseudo-gradients.
     local_steps: int = 0
@@ -47,9 +47,10 @@ ARMS = {
     name: CodecArm(name, _COMMON | options, 2 if options["tiers"] == "flat" else 1)
     for name, options in _OPTIONS.items()
 }
-# HSDP with one rank on each node: its all-reduces code each sum and each result.
+# HSDP and DDP with one rank on each node: their all-reduces code each sum and each result.
 ARMS |= {
-    f"hsdp-{name}": CodecArm(f"hsdp-{name}", _COMMON | options, layout="hsdp")
+    f"{layout}-{name}": CodecArm(f"{layout}-{name}", _COMMON | options, layout=layout)
+    for layout in ("hsdp", "ddp")
     for name, options in _OPTIONS.items()
     if name.startswith("quant")
 }

@@ -79,6 +79,8 @@ class ConvergenceConfig:
         for setting in self.settings():
             for arm in self.arms():
                 setting.check_ranks(arm.ranks_per_node)
+                if arm.layout == "ddp" and self.dtype != "fp32":
+                    raise ValueError(f"dtype '{self.dtype}': {arm.name} trains in fp32")
 
     def arms(self) -> tuple[CodecArm, ...]:
         """The baseline and the finalists, in their order."""

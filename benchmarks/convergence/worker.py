@@ -1,4 +1,4 @@
-"""One rank of `isthmus bench convergence`: trains under FSDP2 by command of the launcher."""
+"""One rank of `isthmus bench convergence`: trains under FSDP2, or DDP, by command of the launcher."""
 
 from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from isthmus.benchmarks.common.data import Text
@@ -59,14 +60,17 @@ class RankWorker:
         self._text = Text([Path(name) for name in command["files"]], run.setting.shape.context, run.seed)
         self._group: dist.ProcessGroup = new_group("isthmus", timeout, options=isthmus.Options(**run.options))
         torch.manual_seed(run.seed)
-        self._model = ByteGpt(run.setting.shape)
-        self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        shard(self._model, self._mesh(timeout), run.setting.dtype)
-        self._diloco = (
-            DiLoCo(self._model.parameters(), self._group, run.local_steps) if run.layout == "diloco" else None
-        )
+        model = ByteGpt(run.setting.shape)
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._model: nn.Module = model
+        if run.layout == "ddp":
+            self._model = DistributedDataParallel(model, process_group=self._group)
+            isthmus.prepare(self._model)
+        else:
+            shard(model, self._mesh(timeout), run.setting.dtype)
+        self._diloco = DiLoCo(model.parameters(), self._group, run.local_steps) if run.layout == "diloco" else None
         self._optimizer: torch.optim.Optimizer | Muon = (
-            Muon(self._model, run.muon_lr, run.lr) if run.muon_lr else make_adamw(self._model.parameters(), run.lr)
+            Muon(model, run.muon_lr, run.lr) if run.muon_lr else make_adamw(model.parameters(), run.lr)
         )
         return {}
 
@@ -108,13 +112,12 @@ class RankWorker:
         loss = _loss_of(self._model, self._share_of(self._text.batch(step, 0, setting.sequences)))
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), _MAX_GRADIENT_NORM)
-        assert isinstance(norm, DTensor)
         set_lr_share(self._optimizer, lr_share(step, setting.steps))
         self._optimizer.step()
         self._optimizer.zero_grad()
         if self._diloco:
             return float(loss.detach()), self._diloco.after_step(step + 1 == setting.steps)
-        return float(loss.detach()), float(norm.full_tensor())
+        return float(loss.detach()), float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     @torch.no_grad()
     def _validate(self) -> tuple[float, int]:
@@ -122,8 +125,8 @@ class RankWorker:
         held_out = self._share_of(self._text.validation_batch(0, self._run.setting.validation_sequences))
         batches = torch.split(held_out, _VALIDATION_BATCH)
         total = sum(float(_loss_of(self._model, batch)) * len(batch) for batch in batches)
-        assert isinstance(self._model, FSDPModule)
-        self._model.reshard()
+        if isinstance(self._model, FSDPModule):
+            self._model.reshard()
         return total, len(held_out)
 
     def _share_of(self, sequences: Tensor) -> Tensor:
