@@ -117,7 +117,7 @@ def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
 
 def _exchange(group: Group, own: Introduction) -> tuple[Group, list[Introduction]]:
     try:
-        store, texts = meet(group.store, group.global_ranks, group.rank, own.to_text(), group.timeout)
+        store, texts = meet(group.store, group.global_ranks, group.rank, own.to_text(), group.timeout, group.interrupt)
     except dist.DistStoreError as error:
         raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
     return replace(group, store=store), [Introduction.from_text(text) for text in texts]

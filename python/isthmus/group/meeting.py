@@ -18,26 +18,36 @@ logger = logging.getLogger("isthmus")
 #: After this long, a rank logs who is missing, and all go on waiting.
 NOTICE_S = 10.0
 _POLL_S = 1.0
-# How often the first rank looks for others that want to come in.
+# How often the first rank looks for others that want to come in, and all ranks whether they are interrupted.
 _DOOR_POLL_S = 0.005
 _GIVEN_UP = "given_up"
 
 
-def meet(store: Store, ranks: Sequence[int], index: int, own: str, timeout: timedelta) -> tuple[Store, list[bytes]]:
+def meet(
+    store: Store,
+    ranks: Sequence[int],
+    index: int,
+    own: str,
+    timeout: timedelta,
+    interrupt: Callable[[], None] | None = None,
+) -> tuple[Store, list[bytes]]:
     """Return `store` under a prefix that these ranks alone use, and what each of them says. Called by all of `ranks`.
 
     index: this rank's place in `ranks`; own: what it says. After `NOTICE_S` the first rank that has come logs who is
-    missing. After `timeout` every rank that has come raises a DistStoreError that names them.
+    missing. After `timeout` every rank that has come raises a DistStoreError that names them. `interrupt`, if given, is
+    called again and again until all have come; what it raises ends the wait of this rank.
 
     torchrun keeps its store when it starts ranks again, and ranks may have died at any point of an earlier meeting: the
     store does not say who is there. So each rank takes a ticket that nobody had before. The first rank's is the prefix,
     and it writes that to every ticket there is until all have come: whoever reads it lives.
     """
     ticket = store.add("isthmus/tickets", 1)
+    meanwhile = interrupt
     if index == 0:
-        prefix, meanwhile = f"isthmus/{ticket}", _doorkeeper(store, f"isthmus/{ticket}")
+        prefix = f"isthmus/{ticket}"
+        meanwhile = _doorkeeper(store, prefix, interrupt)
     else:
-        prefix, meanwhile = _answer_to(PrefixStore(_name_of(ticket), store), ranks, index, timeout), None
+        prefix = _answer_to(PrefixStore(_name_of(ticket), store), ranks, index, timeout, interrupt)
     store = PrefixStore(prefix, store)
     keys = [f"introduction/{place}" for place in range(len(ranks))]
     store.set(keys[index], own)
@@ -53,12 +63,14 @@ def _name_of(ticket: int) -> str:
     return f"isthmus/ticket/{ticket}"
 
 
-def _doorkeeper(store: Store, prefix: str) -> Callable[[], None]:
+def _doorkeeper(store: Store, prefix: str, interrupt: Callable[[], None] | None) -> Callable[[], None]:
     """Return what the first rank does again and again until all have come."""
     answered = 0
 
     def answer() -> None:
         nonlocal answered
+        if interrupt:
+            interrupt()
         newest = store.add("isthmus/tickets", 0)
         for ticket in range(answered + 1, newest + 1):
             store.set(f"{_name_of(ticket)}/prefix", prefix)
@@ -67,13 +79,15 @@ def _doorkeeper(store: Store, prefix: str) -> Callable[[], None]:
     return answer
 
 
-def _answer_to(ticket: Store, ranks: Sequence[int], index: int, timeout: timedelta) -> str:
+def _answer_to(
+    ticket: Store, ranks: Sequence[int], index: int, timeout: timedelta, interrupt: Callable[[], None] | None
+) -> str:
     """Return the first rank's answer to a ticket of this rank.
 
     Where the first rank is missing, the second one says so for all: each takes for granted that it is there.
     """
     ticket.set("here", "")
-    _wait_for_ranks(ticket, ranks[: index + 1], ["prefix", *["here"] * index], ranks[index], timeout)
+    _wait_for_ranks(ticket, ranks[: index + 1], ["prefix", *["here"] * index], ranks[index], timeout, interrupt)
     return ticket.get("prefix").decode()
 
 

@@ -67,6 +67,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         super().__init__(timeout)
         self._options: Any = options_from(options, keywords)
         self._quorum: Quorum | None = None
+        self._is_aborted = False  # since `configure` has begun
         # What was not sent yet in the quorum before, and this member's place there; kept while it is alone.
         self._unsent: tuple[list[dict[str, Any]], Place] | None = None
         self._next_step: int | None = None  # the manager's, unless it loads another member's state
@@ -89,9 +90,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     ) -> None:
         """Leave the quorum before without waiting for it, and meet the members of this one at the store.
 
-        Raises DistError if they do not come within the timeout, and OptionError if their options differ.
+        Raises DistError if they do not come within the timeout or before an `abort`, and OptionError if their options
+        differ.
         """
         self.shutdown()
+        self._is_aborted = False
         super().configure(
             store_addr, replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks
         )
@@ -106,11 +109,14 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
             world_size=world_size,
             timeout=self._timeout,
             node=lambda: self._own_node(rank),
+            interrupt=self._end_if_aborted,
         )
         options = copy.deepcopy(self._options)
         options.nodes = ""
         quorum = self._quorum = Quorum(create(group, options, _even), rank, self._quorum_id or 0)
         self._bring_unsent(quorum)
+        if self._is_aborted:  # after they had met
+            quorum.backend.abort()
         self._counts["quorums"] += 1
         self._counts["members_lost"] += len(self._members - set(group.global_ranks))
         self._members = frozenset(group.global_ranks)
@@ -194,9 +200,17 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     # --- Faults ---
 
     def abort(self, errored: bool = True) -> None:
-        """Make all operations fail that are under way and still to come, until `configure`. Returns at once."""
+        """Make all operations fail that are under way and still to come, until `configure`. Returns at once.
+
+        Ends a `configure` that waits for other members, too. errored: False where torchft aborts before it configures.
+        """
+        self._is_aborted |= errored
         if self._quorum is not None:
             self._quorum.backend.abort()
+
+    def _end_if_aborted(self) -> None:
+        if self._is_aborted:
+            raise dist.DistError("isthmus: this group was aborted while it waited for other members")
 
     def shutdown(self) -> None:
         """End threads and connections, without waiting for other members. `configure` makes the group serve again."""

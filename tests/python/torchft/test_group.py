@@ -145,6 +145,28 @@ def test_abort_ends_an_operation_that_waits_and_configure_heals() -> None:
         train_step([a, b], 0)
 
 
+def test_abort_ends_a_configure_that_waits_for_members() -> None:
+    with members() as world:
+        groups = [world.make() for _ in range(2)]
+        has_ended = threading.Event()
+
+        def abort() -> None:
+            while not has_ended.wait(0.2):  # again: it counts for the `configure` that has begun
+                for group in groups:
+                    group.abort()
+
+        thread = threading.Thread(target=abort)
+        thread.start()
+        start = time.monotonic()
+        errors = world.errors(groups, size=3)
+        has_ended.set()
+        thread.join()
+        assert time.monotonic() - start < 60, "long before the timeout"
+        assert all("aborted while it waited" in str(error) for error in errors), errors
+        world.meet(groups)
+        train_step(groups, 0)
+
+
 def test_a_member_that_does_not_come_is_an_error_within_the_timeout() -> None:
     with members() as world:
         groups = [world.make(SHORT) for _ in range(2)]
