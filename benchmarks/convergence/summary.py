@@ -17,8 +17,8 @@ from isthmus.benchmarks.convergence.results import Results, Run
 
 _CONFIDENCE = 0.95
 _HOW_TO_READ = """\
-gap: validation loss over that of exact with the same seed, weights and batches, less 1; the mean over seeds with its
-95% interval (Student's t). Negative: better than exact.
+gap: validation loss over that of {against} with the same seed, weights and batches, less 1; the mean over seeds with
+its 95% interval (Student's t). Negative: better than {against}.
 bits: what the nodes' transports sent to each other, by their own counters, for each element that crosses a link.
 error: squares that the codec dropped over squares that it was given, where measured; it does not predict the gap.
 """
@@ -50,29 +50,29 @@ def half_width(values: Sequence[float]) -> float:
     return quantile * stdev(values) / math.sqrt(count)
 
 
-def summarise(results: Results) -> Iterator[tuple[Run, float, list[ArmSummary]]]:
-    """For each group of results that can be compared one of its runs, the mean loss of the baseline, and the arms."""
+def summarise(results: Results, against: str = BASELINE) -> Iterator[tuple[Run, float, list[ArmSummary]]]:
+    """For each group of results that can be compared one of its runs, `against`'s mean loss, and the other arms."""
     groups: dict[str, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
     for run, result in results.values():
         groups[run.compared_with].append((run, result))
     for members in groups.values():
-        exact = {run.seed: result["val_loss"] for run, result in members if run.arm == BASELINE}
+        base = {run.seed: result["val_loss"] for run, result in members if run.arm == against}
         by_arm: dict[str, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
         for run, result in members:
-            if exact.get(run.seed) is not None:
+            if base.get(run.seed) is not None:
                 by_arm[run.arm].append((run, result))
-        if by_arm.keys() - {BASELINE}:
-            arms = [_arm(name, own, exact) for name, own in by_arm.items() if name != BASELINE]
-            known = [loss for loss in exact.values() if loss is not None]
+        if by_arm.keys() - {against}:
+            arms = [_arm(name, own, base) for name, own in by_arm.items() if name != against]
+            known = [loss for loss in base.values() if loss is not None]
             yield members[0][0], fmean(known), sorted(arms, key=lambda each: -each.crossing_bits)
 
 
-def _arm(name: str, own: Sequence[tuple[Run, dict[str, Any]]], exact: dict[int, float]) -> ArmSummary:
+def _arm(name: str, own: Sequence[tuple[Run, dict[str, Any]]], base: dict[int, float]) -> ArmSummary:
     finished = [(run.seed, result["val_loss"]) for run, result in own if result["val_loss"] is not None]
     errors = [result["relative_error"] for _, result in own if result["relative_error"] is not None]
     return ArmSummary(
         arm=name,
-        gaps=tuple(loss / exact[seed] - 1 for seed, loss in finished),
+        gaps=tuple(loss / base[seed] - 1 for seed, loss in finished),
         num_diverged=len(own) - len(finished),
         crossing_bits=fmean(_crossing_bits(run, result) for run, result in own),
         relative_error=fmean(errors) if errors else None,
@@ -85,17 +85,17 @@ def _crossing_bits(run: Run, result: dict[str, Any]) -> float:
     return float(result["sent_bytes"]) * 8 / elements
 
 
-def print_summary(results: Results, console: Console) -> None:
+def print_summary(results: Results, console: Console, against: str = BASELINE) -> None:
     """Print a table for each group of results. Raises ValueError if there is nothing to compare."""
-    compared = list(summarise(results))
+    compared = list(summarise(results, against))
     if not compared:
-        raise ValueError(f"nothing to compare: of {len(results)} results none has its exact run beside it")
+        raise ValueError(f"nothing to compare: of {len(results)} results none has its run of {against} beside it")
     for run, loss, arms in compared:
         setting = run.setting
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
         title = (
             f"{setting.nodes} nodes, {setting.shape.num_layers} x {setting.shape.width}, {setting.dtype}, "
-            f"{setting.steps} steps, {run.optimizers}; exact ends at {loss:.4f}; text {run.text}; {versions}"
+            f"{setting.steps} steps, {run.optimizers}; {against} ends at {loss:.4f}; text {run.text}; {versions}"
         )
         table = Table("arm", title=title, title_justify="left", box=SIMPLE)
         for column in ("bits", "gap", "error", "seeds"):
@@ -105,4 +105,4 @@ def print_summary(results: Results, console: Console) -> None:
             seeds = str(len(arm.gaps) + arm.num_diverged)
             table.add_row(arm.arm, f"{arm.crossing_bits:.2f}", arm.gap, error, seeds)
         console.print(table)
-    console.print(_HOW_TO_READ, highlight=False)
+    console.print(_HOW_TO_READ.format(against=against), highlight=False)

@@ -78,6 +78,7 @@ def scaling(
 def convergence(
     config: ConvergenceConfig,
     report_only: Annotated[bool, typer.Option("--report-only", help="Print the tables of what has run.")] = False,
+    against: Annotated[str, typer.Option(help="The arm whose losses the others' are compared with.")] = "exact",
     output: Annotated[Path, typer.Option(help="Where convergence.jsonl is, with a line for each run.")] = Path(
         "bench-out/convergence"
     ),
@@ -90,7 +91,7 @@ def convergence(
     console = Console()
     if not report_only:
         run_convergence(config, output, console)
-    print_summary(read_results(output / "convergence.jsonl"), console)
+    print_summary(read_results(output / "convergence.jsonl"), console, against)
 
 
 @bench.command()

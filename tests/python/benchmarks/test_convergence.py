@@ -164,6 +164,13 @@ def test_gaps_are_those_of_pairs(capsys):
     assert (arm.gap, arm.num_diverged) == ("1 diverged", 1)
 
 
+def test_gaps_to_another_arm():
+    results = results_of(*some_results())
+    ((_, loss, (arm,)),) = summarise(results, "tagc-2x")
+    assert (loss, arm.arm) == (pytest.approx(3.07), BASELINE)
+    assert arm.gaps == pytest.approx((2.0 / 2.02 - 1, 4.0 / 4.12 - 1))
+
+
 def test_bits_are_those_of_an_element_that_crosses():
     """Of 4 nodes each sends three quarters of 100 elements in each of 8 steps."""
     setting = replace(TINY, nodes=4)
