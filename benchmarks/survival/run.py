@@ -127,12 +127,12 @@ def print_survival(config: SurvivalConfig, found: list[Survival], console: Conso
     """Print a row for each arm."""
     table = Table(
         "group",
-        "committed steps",
+        "steps",
         "s a step",
-        "time in committed steps",
-        "s from a kill to the next step: median, most",
-        "kB a step of a member",
-        "ended by themselves",
+        "time in steps",
+        "next one after, s: median, most",
+        "kB sent a step",
+        "ended by itself",
         title=f"{config.members} members behind {config.link}, one killed every {config.kill_every_s} s",
     )
     for one in found:

@@ -15,6 +15,14 @@ from isthmus.torchft.gradients import gradient_of
 from isthmus.torchft.group import ProcessGroupIsthmus
 
 
+def for_ddp(work: Work) -> Work:
+    """Return `work` with a result that torchft's hook for DDP finds: after an error it looks in vain, and asserts."""
+    future = work.get_future()
+    if not hasattr(future, "_fut"):
+        future._fut = future  # type: ignore[attr-defined]
+    return work
+
+
 class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no types
     """A `torchft.Manager` over a `ProcessGroupIsthmus`. It takes the same arguments, and is used in the same way.
 
@@ -40,11 +48,7 @@ class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no types
         """Reduce a tensor over the members, as `torchft.Manager.allreduce`."""
         gradient = gradient_of(tensor, sys._getframe(1), should_quantize)
         with self._isthmus.reducing(gradient, self.current_step):
-            work: Work = super().allreduce(tensor, reduce_op=reduce_op)
-        future = work.get_future()
-        if not hasattr(future, "_fut"):  # after an error torchft's hook for DDP looks for it in vain
-            future._fut = future  # type: ignore[attr-defined]
-        return work
+            return for_ddp(super().allreduce(tensor, reduce_op=reduce_op))
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Return whether the step counts, as `torchft.Manager.should_commit`."""
