@@ -6,6 +6,7 @@ from pathlib import Path
 from isthmus.benchmarks.common.options import check_ranges, option, parse_whole
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, CodecArm
+from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.benchmarks.simulate.network import MAX_NODES
 from isthmus.plan.ranges import check_names
 
@@ -30,9 +31,13 @@ class Setting:
     shape: ModelShape = _SIZES["1m"][0]
     #: Parameters in compute, and gradients in their reduction.
     dtype: str = "fp32"
+    #: Rate of every node's link; "": no limit.
+    link: str = ""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
+        if self.link:
+            parse_link_rate(self.link)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")
 
@@ -56,6 +61,7 @@ class ConvergenceConfig:
     nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
     size: str = option("1m", "Parameters of the model: 1m (0.86 million) or 10m.")
     dtype: str = option("fp32", "Compute and reduction: bf16 or fp32, which is faster on most processors.")
+    link: str = option("", "Rate of every node's link, to compare times as well.", show_default="no limit")
     steps: int = option(500, "Steps of a run.")
     validation_sequences: int = option(1024, "Sequences held out.")
     text: tuple[str, ...] = option(
@@ -90,7 +96,8 @@ class ConvergenceConfig:
         """One for each number of nodes, in this order."""
         shape, sequences = _SIZES[self.size]
         return [
-            Setting(nodes, self.steps, self.validation_sequences, sequences, shape, self.dtype) for nodes in self.nodes
+            Setting(nodes, self.steps, self.validation_sequences, sequences, shape, self.dtype, self.link)
+            for nodes in self.nodes
         ]
 
     @property

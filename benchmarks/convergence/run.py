@@ -41,6 +41,8 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
             for arm in config.arms()
         ]
         with open_network(setting.nodes) as network:
+            if setting.link:
+                network.shape(setting.link)
             console.print(f"{setting.nodes} nodes: {network.description}", highlight=False)
             for run in runs:
                 if run.key not in file.results:
@@ -74,6 +76,7 @@ def merged(run: Run, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "steps_done": steps_done,
         "sent_bytes": sum(answer["sent_bytes"] for answer in answers),
         "num_parameters": answers[0]["num_parameters"],
+        "step_s": round(max(answer["train_s"] for answer in answers) / max(1, steps_done), 4),
         "relative_error": _relative_error([unit for answer in answers for unit in answer["units"]]),
     }
 

@@ -33,6 +33,8 @@ class ArmSummary:
     num_diverged: int
     crossing_bits: float
     relative_error: float | None
+    #: Of the slowest rank.
+    step_s: float
 
     @property
     def gap(self) -> str:
@@ -51,7 +53,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def summarise(results: Results, against: str = BASELINE) -> Iterator[tuple[Run, float, list[ArmSummary]]]:
-    """For each group of results that can be compared one of its runs, `against`'s mean loss, and the other arms."""
+    """For each group of results that can be compared one of its runs, `against`'s mean loss, and all arms."""
     groups: dict[str, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
     for run, result in results.values():
         groups[run.compared_with].append((run, result))
@@ -62,7 +64,7 @@ def summarise(results: Results, against: str = BASELINE) -> Iterator[tuple[Run, 
             if base.get(run.seed) is not None:
                 by_arm[run.arm].append((run, result))
         if by_arm.keys() - {against}:
-            arms = [_arm(name, own, base) for name, own in by_arm.items() if name != against]
+            arms = [_arm(name, own, base) for name, own in by_arm.items()]
             known = [loss for loss in base.values() if loss is not None]
             yield members[0][0], fmean(known), sorted(arms, key=lambda each: -each.crossing_bits)
 
@@ -76,6 +78,7 @@ def _arm(name: str, own: Sequence[tuple[Run, dict[str, Any]]], base: dict[int, f
         num_diverged=len(own) - len(finished),
         crossing_bits=fmean(_crossing_bits(run, result) for run, result in own),
         relative_error=fmean(errors) if errors else None,
+        step_s=fmean(result.get("step_s", math.nan) for _, result in own),
     )
 
 
@@ -93,16 +96,19 @@ def print_summary(results: Results, console: Console, against: str = BASELINE) -
     for run, loss, arms in compared:
         setting = run.setting
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+        link = f" at {setting.link}" if setting.link else ""
         title = (
-            f"{setting.nodes} nodes, {setting.shape.num_layers} x {setting.shape.width}, {setting.dtype}, "
+            f"{setting.nodes} nodes{link}, {setting.shape.num_layers} x {setting.shape.width}, {setting.dtype}, "
             f"{setting.steps} steps, {run.optimizers}; {against} ends at {loss:.4f}; text {run.text}; {versions}"
         )
         table = Table("arm", title=title, title_justify="left", box=SIMPLE)
-        for column in ("bits", "gap", "error", "seeds"):
+        for column in ("bits", "gap", "error", "seeds", *(["s a step"] if setting.link else [])):
             table.add_column(column, justify="right", no_wrap=True)
         for arm in arms:
             error = "" if arm.relative_error is None else f"{arm.relative_error:.3f}"
             seeds = str(len(arm.gaps) + arm.num_diverged)
-            table.add_row(arm.arm, f"{arm.crossing_bits:.2f}", arm.gap, error, seeds)
+            gap = "" if arm.arm == against else arm.gap
+            step = [f"{arm.step_s:.3f}"] if setting.link else []
+            table.add_row(arm.arm, f"{arm.crossing_bits:.2f}", gap, error, seeds, *step)
         console.print(table)
     console.print(_HOW_TO_READ.format(against=against), highlight=False)

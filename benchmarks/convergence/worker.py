@@ -6,6 +6,7 @@ if __name__ == "__main__":
     die_with_launcher()
 
 import math
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -86,19 +87,21 @@ class RankWorker:
 
     def train(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Train to the end, or until the gradient is not finite, which all ranks see alike; then validate."""
-        steps_done = 0
+        steps_done, start_s = 0, time.perf_counter()
         while steps_done < self._run.setting.steps:
             loss, norm = self._step(steps_done)
             if not math.isfinite(norm):
                 break
             steps_done += 1
             emit({"step": steps_done, "loss": loss})
+        train_s = time.perf_counter() - start_s
         stats = isthmus.stats(self._group)
         counted = stats["collectives"]["reduce_scatter" if self._run.layout == "fsdp" else "all_reduce"]
         tiers = [counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat")]
         total_loss, count = self._validate()
         return {
             "steps_done": steps_done,
+            "train_s": train_s,
             "total_loss": total_loss,
             "count": count,
             "sent_bytes": sum(tiers),

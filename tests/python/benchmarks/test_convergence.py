@@ -76,6 +76,7 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
         ({"size": "7b"}, "size '7b': expected some of 1m, 10m"),
         ({"dtype": "fp8"}, "dtype 'fp8': expected one of bf16, fp32"),
         ({"dtype": "bf16", "finalists": ("ddp-quant-4",)}, "dtype 'bf16': ddp-quant-4 trains in fp32"),
+        ({"link": "fast"}, "link rate 'fast': expected a number and kbit"),
         ({"nodes": (9,)}, "nodes 9: expected 2 to 8"),
         ({"nodes": ()}, "no nodes"),
         ({"nodes": (3,)}, "sequences 32: expected a multiple of 3, the number of ranks"),
@@ -152,21 +153,22 @@ def some_results():
 
 def test_gaps_are_those_of_pairs(capsys):
     results = results_of(*some_results())
-    ((first, loss, (arm,)),) = summarise(results)
+    ((first, loss, (exact, arm)),) = summarise(results)
     assert (first.lr, loss, arm.arm, arm.crossing_bits) == (0.01, 3.0, "tagc-2x", 8)
     assert arm.gaps == pytest.approx((0.01, 0.03))
+    assert (exact.arm, exact.crossing_bits) == (BASELINE, 32)
     assert arm.gap == "+2.00% ± 12.71"  # standard deviation 0.01414, two values: 12.706 * 0.01
     print_summary(results, Console())
-    assert "tagc-2x   8.00   +2.00% ± 12.71   0.250       2" in capsys.readouterr().out
+    assert "tagc-2x    8.00   +2.00% ± 12.71   0.250       2" in capsys.readouterr().out
     pairs = some_results()
     pairs[1][1]["val_loss"] = None
-    ((_, _, (arm,)),) = summarise(results_of(*pairs))
+    ((_, _, (_, arm)),) = summarise(results_of(*pairs))
     assert (arm.gap, arm.num_diverged) == ("1 diverged", 1)
 
 
 def test_gaps_to_another_arm():
     results = results_of(*some_results())
-    ((_, loss, (arm,)),) = summarise(results, "tagc-2x")
+    ((_, loss, (arm, _)),) = summarise(results, "tagc-2x")
     assert (loss, arm.arm) == (pytest.approx(3.07), BASELINE)
     assert arm.gaps == pytest.approx((2.0 / 2.02 - 1, 4.0 / 4.12 - 1))
 
@@ -175,7 +177,7 @@ def test_bits_are_those_of_an_element_that_crosses():
     """Of 4 nodes each sends three quarters of 100 elements in each of 8 steps."""
     setting = replace(TINY, nodes=4)
     runs = [(tiny_run(arm, setting=setting), fake_result(sent_bytes=4 * 75 * 8 * 2)) for arm in (BASELINE, "quant-2")]
-    ((_, _, (arm,)),) = summarise(results_of(*runs))
+    ((_, _, (_, arm)),) = summarise(results_of(*runs))
     assert arm.crossing_bits == 16
 
 
@@ -195,9 +197,11 @@ def test_results_of_ranks_are_merged():
     answer = {"steps_done": 8, "total_loss": 6.0, "count": 2, "sent_bytes": 40, "num_parameters": 5, "units": units}
     measured = {"coded_elements": 300, "relative_squared_error": 0.5}
     not_measured = {"coded_elements": 100, "relative_squared_error": None}
-    other = answer | {"total_loss": 2.0, "units": [measured, not_measured]}
+    answer["train_s"] = 2.0
+    other = answer | {"train_s": 4.0, "total_loss": 2.0, "units": [measured, not_measured]}
     result = merged(tiny_run(), [answer, other])
     assert (result["val_loss"], result["sent_bytes"], result["relative_error"]) == (2.0, 80, 0.4375)
+    assert result["step_s"] == 0.5, "the slowest rank's"
     cut = merged(tiny_run(), [each | {"steps_done": 5} for each in (answer, other)])
     assert cut["val_loss"] is None
 
@@ -248,10 +252,19 @@ def test_muon_under_each_layout(tmp_path):
     """Eleven steps, which are two means of DiLoCo: after 10 and after the last."""
     text = tmp_path / "text"
     text.write_bytes(b"a text that repeats itself\n" * 2000)
-    words = ["convergence", "--finalists", "hsdp-quant-4,ddp-quant-4,diloco-10-4-fb", "--optimizers", "muon"]
+    words = [
+        "convergence",
+        "--finalists",
+        "hsdp-quant-4,ddp-quant-4,diloco-10-4-fb",
+        "--link",
+        "1gbit",
+        "--optimizers",
+        "muon",
+    ]
     words += ["--seeds", 1, "--nodes", 2, "--steps", 11, "--validation-sequences", 16, "--text", text]
-    code, _, err = run(*words, "--output", tmp_path)
+    code, out, err = run(*words, "--output", tmp_path)
     assert code == 0, err
+    assert "2 nodes at 1gbit" in out and "s a step" in out
     results = {run.arm: result for run, result in read_results(tmp_path / "convergence.jsonl").values()}
     assert all(result["val_loss"] < 4 for result in results.values())
     # An all-reduce sends a sum and its result, each element from one node to the other. The first pass is exact with
