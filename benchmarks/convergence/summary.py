@@ -33,7 +33,7 @@ class ArmSummary:
     num_diverged: int
     crossing_bits: float
     relative_error: float | None
-    #: Of the slowest rank.
+    #: The slowest rank's mean.
     step_s: float
 
     @property
