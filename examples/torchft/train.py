@@ -44,9 +44,7 @@ def main() -> None:
     model = make_model()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    # Pseudo-gradients take fewer bits, with error feedback; gradients take Isthmus's defaults.
-    options = {"bits": 2, "error_feedback": "on"} if arguments.local_steps else {}
-    group = ProcessGroupIsthmus(timeout=timedelta(seconds=10), **options)
+    group = ProcessGroupIsthmus(timeout=timedelta(seconds=10))
     manager = Manager(
         pg=group,
         state_dict=lambda: {"model": model.state_dict(), "inner": inner.state_dict()},
