@@ -62,8 +62,8 @@ class Muon:
         """Take a step. Collective over the ranks of the model."""
         for shard, matrix in zip(self._shards, self._matrices, strict=True):
             assert shard.grad is not None
-            matrix.copy_(_whole(shard))
-            matrix.grad = _whole(shard.grad)
+            matrix.copy_(whole(shard))
+            matrix.grad = whole(shard.grad)
         with _Float32():
             self._muon.step()  # type: ignore[no-untyped-call]
         for shard, matrix in zip(self._shards, self._matrices, strict=True):
@@ -80,7 +80,8 @@ class Muon:
         self._adamw.zero_grad()
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with all its elements. Collective over its mesh, if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

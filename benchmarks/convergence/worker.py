@@ -16,14 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from isthmus.benchmarks.common.data import Text
 from isthmus.benchmarks.common.diloco import DiLoCo
-from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr_share, shard
+from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr_share, shard, whole
 from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.convergence.results import Run
@@ -120,7 +119,7 @@ class RankWorker:
         self._optimizer.zero_grad()
         if self._diloco:
             return float(loss.detach()), self._diloco.after_step(step + 1 == setting.steps)
-        return float(loss.detach()), float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(loss.detach()), float(whole(norm))
 
     @torch.no_grad()
     def _validate(self) -> tuple[float, int]:

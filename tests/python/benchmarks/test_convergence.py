@@ -252,16 +252,9 @@ def test_muon_under_each_layout(tmp_path):
     """Eleven steps, which are two means of DiLoCo: after 10 and after the last."""
     text = tmp_path / "text"
     text.write_bytes(b"a text that repeats itself\n" * 2000)
-    words = [
-        "convergence",
-        "--finalists",
-        "hsdp-quant-4,ddp-quant-4,diloco-10-4-fb",
-        "--link",
-        "1gbit",
-        "--optimizers",
-        "muon",
-    ]
-    words += ["--seeds", 1, "--nodes", 2, "--steps", 11, "--validation-sequences", 16, "--text", text]
+    words = ["convergence", "--finalists", "hsdp-quant-4,ddp-quant-4,diloco-10-4-fb", "--link", "1gbit"]
+    words += ["--optimizers", "muon", "--seeds", 1, "--nodes", 2, "--steps", 11]
+    words += ["--validation-sequences", 16, "--text", text]
     code, out, err = run(*words, "--output", tmp_path)
     assert code == 0, err
     assert "2 nodes at 1gbit" in out and "s a step" in out
