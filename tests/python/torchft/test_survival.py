@@ -218,6 +218,9 @@ def _replay(number: int, world_size: int, steps: list[dict[int, Committed]]) -> 
         loss = torch.zeros(())
         if own is not None:
             if is_new:
+                if not own.takes_part:  # it heals, and may have died and come back within one quorum: without residuals
+                    group.shutdown()
+                    manager.group = group = ProcessGroupIsthmus(timeout=10 * TIMEOUT, **OPTIONS)
                 where = f"{address}/{own.step}"  # a lighthouse that was restarted counts from 1 again
                 ranks_of_quorum = list(own.ranks)
                 group.configure(where, "", own.rank, len(ranks_of_quorum), own.quorum_id, 0, 1, ranks_of_quorum)
