@@ -15,12 +15,12 @@ _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given on the command line. A tuple is one comma-separated text, unless it is repeatable."""
+    """How a field is given on the command line. A tuple is comma-separated text, given once or several times."""
 
     help: str
     #: In place of the field's name; "layers" makes --layers.
     name: str = ""
-    #: Given several times, once for each item.
+    #: Each item is given by itself, since it may hold a comma.
     is_repeatable: bool = False
     #: Shown for a default that the command line cannot show itself.
     show_default: str = ""

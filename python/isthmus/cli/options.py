@@ -33,10 +33,12 @@ class _Parameter:
         kind: Any = Path if self.option.is_file else self.kind
         if self.option.is_repeatable:
             kind = list[Path] if self.option.is_file else list[str]
-        elif isinstance(self.default, tuple) or self.option.parse:
+        elif isinstance(self.default, tuple):
+            kind = list[str]
+        elif self.option.parse:
             kind = str
         settings: dict[str, Any] = {"help": self.option.help}
-        default: Any = ",".join(map(str, self.default)) if isinstance(self.default, tuple) else self.default
+        default: Any = [",".join(map(str, self.default))] if isinstance(self.default, tuple) else self.default
         if self.option.show_default or self.option.is_repeatable:
             kind, settings["show_default"], default = kind | None, self.option.show_default or default, None
         if self.option.is_file:
@@ -53,7 +55,7 @@ class _Parameter:
         if self.option.is_repeatable:
             return tuple(parse(str(item)) for item in given)
         if isinstance(self.default, tuple):
-            return tuple(parse(item.strip()) for item in given.split(","))
+            return tuple(parse(item.strip()) for item in ",".join(given).split(","))
         return parse(str(given) if self.option.is_file else given)
 
 

@@ -32,8 +32,8 @@ class PlanArguments:
     machine: str | None = option(
         None, "A recorded machine, as for `isthmus topo --from`: speeds of its links.", is_file=True
     )
-    strategies: str | None = option(
-        None,
+    strategies: tuple[str, ...] = option(
+        (),
         "Which ways to train, of docs/plan.md's; hsdp-quant3 is hsdp-quant with 3 bits, so quant8 to quant1, full2 and "
         "others; an unknown name lists all.",
         show_default="those of 4 bits",
@@ -103,12 +103,9 @@ def plan(
         world=world_formula(given.backend, cluster.ranks_per_node),
         element_bytes=ElementBytes.of(given.dtype, given.reduce_dtype or given.dtype),
     )
-    names = list(DEFAULT_STRATEGIES)
-    if given.strategies is not None:
-        names = [name.strip() for name in given.strategies.split(",") if name.strip()]
     weight_bits = weight_bits_at(given.lr) if given.weight_bits is None else given.weight_bits
     check_range("weight_bits", weight_bits, 0, 32)
-    chosen = strategies_named(names, WireOptions(weight_bits=weight_bits))
+    chosen = strategies_named(given.strategies or DEFAULT_STRATEGIES, WireOptions(weight_bits=weight_bits))
     if given.compute_s is None:
         compute = compute_of_tokens(setting.model.num_parameters, given.tokens, given.tflops, given.mfu)
     else:

@@ -62,6 +62,13 @@ def test_other_widths_are_strategies_of_their_own():
     assert found["strategies"]["hsdp-quant1"]["description"] == "as hsdp-quant, with 1 bit"
 
 
+def test_strategies_come_in_one_list_in_several_or_by_themselves():
+    expected = ["fsdp", "hsdp", "full"]
+    for given in (["fsdp,hsdp,full"], ["fsdp", "hsdp, full"], expected):
+        found = report(*LLAMA, *(word for names in given for word in ("--strategies", names)))
+        assert list(found["strategies"]) == expected
+
+
 def test_sentences_do_not_wrap_in_a_pipe():
     result = CliRunner().invoke(app, ["plan", *LLAMA], env={"COLUMNS": "80"})
     assert result.exit_code == 0
@@ -112,6 +119,7 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
         (["--preset", "llama2-7b", "--inter", "1gbit"], "the speed of links within a node is not known"),
         (["--preset", "llama2-7b", "--inter", "slow", "--intra", "1"], "--inter 'slow': expected a number"),
         ([*LLAMA, "--strategies", "fsdp,zap"], "strategy 'zap': expected some of"),
+        ([*LLAMA, "--strategies", "fsdp", "--strategies", "hsdp,fsdp"], "strategy 'fsdp' is named twice"),
         ([*LLAMA, "--backend", "mpi"], "backend 'mpi': expected one of nccl, gloo"),
         ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
         ([*LLAMA, "--codec-speed", "warp"], "codec speed 'warp': expected cpu, gpu, or GB/s"),
