@@ -74,8 +74,8 @@ class Communicator {
   // nothing where they are equal (docs/weights.md). It keeps a copy of the shards of this rank's rail in memory. The
   // weights cross whole in the unit's first gather, beyond max_units units, where another rank has nothing to compare
   // with, and in CUDA graphs. Such gathers are counted by reason. On a GPU the calling thread waits until `shard` is
-  // encoded and all nodes' headers are there, or the communicator is aborted. The GPU's part was tested on emulated
-  // GPUs only. unit: collective kAllGather; num_elements and dtype of `gathered`.
+  // encoded and all nodes' headers are there, or the communicator is aborted. unit: collective kAllGather; num_elements
+  // and dtype of `gathered`.
   EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
   // Frees the memory of the units with that name. Each rank may do so by itself: a later gather crosses whole.
   void drop_weights(const std::string& name);

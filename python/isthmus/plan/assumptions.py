@@ -83,7 +83,7 @@ def codec_speeds(text: str) -> CodecSpeeds:
         documents = "docs/tagc.md, docs/quant.md"
         return CodecSpeeds(_MEASURED_CPU, f"benchmark of the codecs on one CPU core with AVX2 ({documents})")
     if text == "gpu":
-        return _alike(_ASSUMED_GPU, "assumed for a GPU; no codec was ever timed on one")
+        return _alike(_ASSUMED_GPU, "assumed for a GPU; docs/cuda.md has what an H200 took")
     encode, _, decode = text.partition("/")
     try:
         given = CodecSpeed(float(encode), float(decode or encode))

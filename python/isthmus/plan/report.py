@@ -129,10 +129,11 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         f"Compute: {_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
         f"Codec: {comparison.codecs.source}.",
         f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
-        "Bytes are tested against counters of real runs. Times are a model: no GPU and no real network was measured.",
+        "Bytes are tested against counters of real runs. Times are a model, compared with one GPU (docs/plan.md), "
+        "never with a real network.",
     ]
     if any(plan.strategy.wire is not None and plan.strategy.wire.weights == "delta" for plan in comparison.plans):
-        found.append("Weights as differences are built for GPUs, and none has run them.")
+        found.append("full: a GPU's host waits in each gather, which these times leave out (docs/plan.md).")
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found
