@@ -16,7 +16,7 @@ from support.places import ROOT, TESTS
 from support.skips import allowed_skips
 
 STAND_INS = {
-    "make": 'echo "$GATE_STAGE: $*" >> calls; [ "$GATE_STAGE" != "$FAILING" ]',
+    "make": 'echo "$GATE_STAGE: $*" >> calls; env >> environments; [ "$GATE_STAGE" != "$(cat failing)" ]',
     "readelf": "echo '(NEEDED) Shared library: [libc10.so]'",
     ".venv/bin/isthmus": "true",
     ".venv/bin/python": f'[ "$1" = tools/check_demo.py ] || exec {sys.executable} "$@"',
@@ -45,7 +45,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run_gate(tree: Path, *stages: str, failing: str = "none", **variables: str) -> tuple[int, str]:
-    environment = {**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "FAILING": failing, **variables}
+    (tree / "failing").write_text(failing)
+    environment = {**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}", **variables}
     command = [tree / ".ci/run", *stages]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
     return result.returncode, result.stdout + result.stderr
@@ -73,6 +74,24 @@ def test_stages_for_which_no_time_was_left(tree: Path) -> None:
     assert code == 1 and "=== FAILED: not all stages ran" in said, said
     assert not (tree / "calls").exists() or "tsan:" not in (tree / "calls").read_text()
     assert re.search(r" tsan +NOT RUN: more than -1 s were gone", said)
+
+
+NARROWING = ("T", "CTEST_ARGS", "MAKEFLAGS", "PYTEST_ADDOPTS", "SANITIZED_TESTS", "FUZZ_SECONDS", "VENV")
+
+
+@pytest.mark.processes
+def test_nothing_from_outside_narrows_what_runs(tree: Path) -> None:
+    code, said = run_gate(tree, **dict.fromkeys(NARROWING, "quant"), PIP_RETRIES="7")
+    assert code == 0, said
+    names = {line.partition("=")[0] for line in (tree / "environments").read_text().splitlines()}
+    assert names.isdisjoint(NARROWING) and {"PATH", "PIP_RETRIES", "GATE_STAGE"} <= names
+
+
+@pytest.mark.processes
+def test_the_second_setup_does_nothing(tree: Path) -> None:
+    (tree / "bin/make").write_text("#!/bin/sh\nmkdir -p build/stamps && touch build/stamps/venv\n")
+    code, said = run_gate(tree)
+    assert code == 1 and re.search(r" setup-again +FAILED", said), said
 
 
 @pytest.mark.processes

@@ -23,10 +23,21 @@ class Table:
 
     def __init__(self) -> None:
         self.checks: dict[str, Check] = {}
+        self.skips: dict[str, str] = {}
 
     def __call__(self, check: Check) -> Check:
         self.checks[check.__name__] = check
         return check
+
+    def skip_if(self, condition: bool, reason: str) -> Callable[[Check], Check]:
+        """Return a decorator that adds a check; where the condition holds, its test skips."""
+
+        def add(check: Check) -> Check:
+            if condition:
+                self.skips[check.__name__] = reason
+            return self(check)
+
+        return add
 
     def run_on_this_rank(self, *arguments: Any) -> dict[str, str]:
         """Run all checks; return the traceback of each that failed.
@@ -35,6 +46,8 @@ class Table:
         """
         failures = {}
         for name, check in self.checks.items():
+            if name in self.skips:
+                continue
             try:
                 check(*arguments)
             except (Exception, pytest.fail.Exception):  # the latter of pytest.raises
@@ -60,6 +73,8 @@ class Table:
         @pytest.mark.processes
         @pytest.mark.parametrize("name", list(self.checks))
         def test(name: str) -> None:
+            if name in self.skips:
+                pytest.skip(self.skips[name])
             if not outcomes:
                 try:
                     outcomes.append(run(main or _main, world_size, *arguments, **settings))

@@ -221,11 +221,8 @@ def reductions_under_one_tag_are_units_of_their_own() -> None:
 # --- Two groups of parameters in one module ---
 
 
-@table
+@table.skip_if(not hasattr(_fsdp_common, "ShardPlacementResult"), "this torch has one group in a module")
 def two_groups_of_parameters_of_one_module_have_names() -> None:
-    if not hasattr(_fsdp_common, "ShardPlacementResult"):
-        return  # this torch has one group in a module
-
     for prepare in (False, True):
         process_group, other = group_of(), group_of()
         info = _fsdp_common.FSDPMeshInfo(mesh_of(other), shard_mesh_dim=0)

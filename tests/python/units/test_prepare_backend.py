@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import isthmus
 from isthmus.units.models import param_groups_of
@@ -90,13 +91,10 @@ def layers_are_chosen_by_pattern() -> None:
     assert exact_calls(ddp_group)["excluded by prepare(units=...)"] >= 3
 
 
-@table
+@table.skip_if(not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"), "this torch packs one gradient")
 def the_users_number_of_packed_gradients_stays() -> None:
-    """Torch before 2.13 has no such number."""
     for number, expected in ((1, 2), (3, 3)):
         model: Any = fsdp2(mesh_of(group()))
-        if not hasattr(model, "set_reduce_scatter_max_input_buffers"):
-            return
         model.set_reduce_scatter_max_input_buffers(number)
         isthmus.prepare(model)
         units = [unit for module in model.modules() for unit in param_groups_of(module)]
