@@ -52,11 +52,9 @@ MODES: dict[str, Options] = {
 UNITS = ("root", *(f"blocks.{index}" for index in range(BLOCKS)))
 NO_GRADIENT = "not recognised as a gradient"
 INSIDE_A_NODE = "the group is not on several nodes of one size"
-# Why reductions of DDP are exact: it cuts its buckets anew.
-EXACT_AT_FIRST = {
-    "first two backward passes with these DDP buckets",
-    "not a sum of floating-point numbers",  # which parameters are used
-}
+# DDP cuts its buckets anew: up to five reductions with the first two sets of them are exact.
+EXACT_AT_FIRST = "first two backward passes with these DDP buckets"
+WHICH_ARE_USED = "not a sum of floating-point numbers"
 
 
 class Block(nn.Module):
@@ -352,8 +350,10 @@ def assert_compressed(run: Run, family: Family, mode: str) -> None:
         assert run.units == {f"{unit} {kind}": STEPS for unit in units for kind in family.collectives}, run.units
         assert without_norms == family.exact, run.exact
     else:
-        assert set(without_norms) <= {*EXACT_AT_FIRST, *family.exact}, run.exact
-        assert run.units and min(run.units.values()) >= STEPS - 4, run.units  # two steps with each set of DDP's buckets
+        assert set(without_norms) <= {EXACT_AT_FIRST, WHICH_ARE_USED, *family.exact}, run.exact
+        norms_that_cross = len(run.norms) if run.calls["reduce_scatter"] else 0
+        assert run.exact[EXACT_AT_FIRST] <= 5 and run.exact[NO_GRADIENT] == norms_that_cross, run.exact
+        assert run.compressed >= 2 and run.compressed + run.exact[EXACT_AT_FIRST] == run.calls.total(), run.units
 
 
 def assert_follows(run: Run, plain: Run, mode: str, crossings: int = 1) -> None:
@@ -364,9 +364,11 @@ def assert_follows(run: Run, plain: Run, mode: str, crossings: int = 1) -> None:
     """
     assert not torch.equal(run.weights, plain.weights), "nothing was lossy"
     error = crossings * ERRORS[codec_of(mode)]
-    away = torch.linalg.vector_norm(run.weights - plain.weights)
-    moved = torch.linalg.vector_norm(plain.weights - plain.start)
-    assert away < 0.65 * math.sqrt(error) * moved, (float(away), float(moved))
+    away, moved = run.weights - plain.weights, plain.weights - plain.start
+    assert away.norm() < 0.65 * math.sqrt(error) * moved.norm(), (float(away.norm()), float(moved.norm()))
+    # Noise averages out over the weights; what is lost from each does not. tagc leaves out, and quant does not.
+    shorter = float(-(away @ moved) / (moved @ moved))
+    assert -0.005 < shorter < (0.005 if codec_of(mode) == "default" else 0.3 * error), shorter
     for step, (ours, theirs) in enumerate(zip(run.norms, plain.norms, strict=True)):
         assert abs(ours / theirs - 1) < (error if step else 0.6 * error), (run.norms, plain.norms)
     progress = (run.losses[0] - run.losses[-1]) / (plain.losses[0] - plain.losses[-1])

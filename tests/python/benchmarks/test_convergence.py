@@ -124,10 +124,16 @@ def test_a_run_survives_the_file_and_a_line_that_was_cut_off_does_not(tmp_path):
         replace(tiny_run(), local_steps=10),
         replace(tiny_run(), versions={"isthmus": "0"}),
         replace(tiny_run(), options={**tiny_run().options, "bits": 2}),
+        replace(tiny_run(), machine="other"),
     ],
 )
 def test_other_runs_have_other_keys(other):
     assert other.key != tiny_run().key
+
+
+def test_pairs_are_of_one_machine():
+    assert tiny_run().machine
+    assert replace(tiny_run(), machine="other").compared_with != tiny_run().compared_with
 
 
 def test_a_file_that_holds_something_else_is_left_alone(tmp_path):
@@ -243,7 +249,7 @@ def test_an_interrupted_run_resumes(tmp_path):
     # float32, both directions together; and the header of a packet for each unit and direction.
     assert exact["sent_bytes"] == 4 * (exact["num_parameters"] * 4 + 5 * 2 * HEADER_BYTES)
     assert lossy["sent_bytes"] < exact["sent_bytes"]
-    assert 2 < exact["val_loss"] < 6
+    assert 2 < exact["val_loss"] < lossy["val_loss"] < 4, "both have trained, from 5.5"
     assert "tagc-10x" in out and "2 nodes, 4 x 128, fp32, 4 steps" in out
 
 

@@ -44,7 +44,9 @@ def run_programs(rank: int, world_size: int, ports: list[list[int]]) -> dict[str
             exec(compile(program, name, "exec"), names)
             weights.append(torch.cat([local(weight).flatten() for weight in names["model"].parameters()]))
         _, start, plain, *others = weights
-        distances[name] = [float((other - plain).norm() / (plain - start).norm()) for other in others]
+        moved = plain - start
+        distances[name] = [float((other - plain).norm() / moved.norm()) for other in others]
+        assert all(abs(float((other - start) @ moved / (moved @ moved)) - 1) < 0.005 for other in others), name
     return distances
 
 
