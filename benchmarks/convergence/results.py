@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus import native
-from isthmus.benchmarks.common.report import versions
+from isthmus.benchmarks.common.report import machine, versions
 from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.convergence.arms import CodecArm
 from isthmus.benchmarks.convergence.config import Setting
@@ -27,6 +27,8 @@ class Run:
     seed: int
     text: str
     versions: dict[str, str]
+    #: Empty in old records. Rounding differs between processors, so pairs are of one machine.
+    machine: str = ""
     layout: str = "fsdp"
     local_steps: int = 0
     #: 0: AdamW alone.
@@ -45,7 +47,8 @@ class Run:
     @property
     def compared_with(self) -> str:
         """Equal text means that results can be compared."""
-        return json.dumps([asdict(self.setting), self.lr, self.muon_lr, self.text, self.versions], sort_keys=True)
+        alike = [asdict(self.setting), self.lr, self.muon_lr, self.text, self.versions, self.machine]
+        return json.dumps(alike, sort_keys=True)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Run":
@@ -75,6 +78,7 @@ def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str, m
         seed=seed,
         text=text,
         versions=found,
+        machine=machine()["processor"],
         layout=arm.layout,
         local_steps=arm.local_steps,
         muon_lr=muon_lr,

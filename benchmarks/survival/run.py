@@ -131,7 +131,7 @@ def print_survival(config: SurvivalConfig, found: list[Survival], console: Conso
         "s a step",
         "time in steps",
         "next one after, s: median, most",
-        "kB sent a step",
+        "kB of member 0 a step",
         "ended by itself",
         title=f"{config.members} members behind {config.link}, one killed every {config.kill_every_s} s",
     )

@@ -107,10 +107,10 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
         yield from (note for note in found["notes"] if NO_TIERS not in note)
     yield from hints
     coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
-    loses_under_muon = any(map({"bits=8", "error_feedback=on"}.isdisjoint, coded)) and _trains_with_muon()
+    loses_under_muon = any("bits=8" not in settings for settings in coded) and _trains_with_muon()
     yield from _advice(found, crossed, advises_fewer_bits=not loses_under_muon)
     if loses_under_muon:
-        yield 'this process trains with Muon, which loses less with bits=8 or error_feedback="on": docs/choosing.md'
+        yield 'this process trains with Muon, which loses less with bits=8: docs/choosing.md'
 
 
 def _trains_with_muon() -> bool:

@@ -1,7 +1,6 @@
 """The units of a model, their parameters, and the process groups that they are reduced over.
 
-FSDP has no public view of its units. Only this module, `callers`, `copies` and `isthmus.attached` read private
-attributes of torch; checked on torch 2.11 and 2.15.
+FSDP has no public view of its units, so private attributes of torch are read; checked on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations
