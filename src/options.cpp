@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "base/option_rows.h"
-#include "base/removed_options.h"
 #include "codec/registry.h"
 #include "communicator/plan/policy.h"
 #include "isthmus/error.h"
@@ -202,11 +201,6 @@ std::string OptionField::users_text() const {
 bool OptionField::is_in_environment() const { return environment_value(environment) != nullptr; }
 
 Options Options::from_environment() {
-  for (const RemovedOption& removed : removed_options()) {
-    const bool is_set = *removed.value == '\0' && environment_value(removed.environment()) != nullptr;
-    ISTHMUS_CHECK(OptionError, !is_set, "environment variable ", removed.environment(), ": option ", removed.name,
-                  " is gone: ", removed.instead);
-  }
   Options options;
   for (const OptionField& field : option_fields()) {
     const char* value = environment_value(field.environment);
@@ -216,8 +210,8 @@ Options Options::from_environment() {
     try {
       field.set(options, value);
     } catch (const OptionError&) {
-      throw OptionError(detail::concatenate("environment variable ", field.environment,
-                                            rows::refusal(field.name, value, field.range)));
+      throw OptionError(
+          detail::concatenate("environment variable ", field.environment, rows::refusal(value, field.range)));
     }
   }
   return options;

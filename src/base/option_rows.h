@@ -8,11 +8,19 @@
 #include <utility>
 #include <vector>
 
-#include "base/removed_options.h"
 #include "isthmus/error.h"
 #include "isthmus/options.h"
 
 namespace isthmus::rows {
+
+// The environment variable of an option: "ISTHMUS_MAX_UNITS".
+inline std::string variable_of(std::string_view option) {
+  std::string variable = "ISTHMUS_";
+  for (const char letter : option) {
+    variable += static_cast<char>(letter >= 'a' && letter <= 'z' ? letter - 'a' + 'A' : letter);
+  }
+  return variable;
+}
 
 // {"a", "b", "c"} -> "a, b or c".
 inline std::string listed(const std::vector<std::string>& names) {
@@ -24,10 +32,8 @@ inline std::string listed(const std::vector<std::string>& names) {
 }
 
 // The text of the error that refuses a value.
-inline std::string refusal(const char* field, const std::string& value, const std::string& range) {
-  const RemovedOption* removed = find_removed(field, value);
-  return detail::concatenate("=\"", value, "\": expected ", range,
-                             removed == nullptr ? "" : "; it is gone: ", removed == nullptr ? "" : removed->instead);
+inline std::string refusal(const std::string& value, const std::string& range) {
+  return detail::concatenate("=\"", value, "\": expected ", range);
 }
 
 template <typename T>
@@ -47,7 +53,7 @@ OptionField field(const char* name, T Options::*member, const std::string& range
           [name, range, member, parse = std::move(parse)](Options& options, const std::string& text) {
             T value{};
             if (!parse(text, value)) {
-              throw OptionError(detail::concatenate("option ", name, refusal(name, text, range)));
+              throw OptionError(detail::concatenate("option ", name, refusal(text, range)));
             }
             options.*member = std::move(value);
           }};

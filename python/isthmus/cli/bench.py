@@ -13,12 +13,10 @@ from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.run import SoakConfig, print_soak, run_soak
 from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.cli.gone import Commands
 from isthmus.cli.options import filled
 from isthmus.cli.terminal import FAILED, fail
 
 bench = typer.Typer(
-    cls=Commands,
     no_args_is_help=True,
     help="Benchmarks: over simulated nodes on this machine; some also over the nodes that are there.",
 )

@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 
 from isthmus.cli.bench import bench
-from isthmus.cli.gone import Commands
 from isthmus.cli.plan import plan
 from isthmus.cli.terminal import WIDTH, failures_told
 from isthmus.cli.topo import topo
 
-app = typer.Typer(cls=Commands, no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.command()(plan)
 app.command()(topo)

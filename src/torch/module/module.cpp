@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "base/removed_options.h"
 #include "communicator/path/segments.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
@@ -34,8 +33,6 @@ const OptionField& find_field(const std::string& name) {
       return field;
     }
   }
-  const RemovedOption* removed = find_removed(name);
-  ISTHMUS_CHECK(OptionError, removed == nullptr, "option ", name, " is gone: ", removed->instead);
   py::list known;
   for (const OptionField& field : option_fields()) {
     known.append(field.name);

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/removed_options.h"
 #include "communicator/plan/policy.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
@@ -149,30 +148,6 @@ TEST(Options, EnvironmentNamesTheVariable) {
   const Environment environment(Variables{{"ISTHMUS_TIERS", "three"}});
   EXPECT_EQ(error_of<OptionError>(Options::from_environment),
             "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
-}
-
-// What an option that is gone, or a value of one, says in its place.
-TEST(Options, WhatIsGoneNamesWhatToUseInstead) {
-  for (const RemovedOption& removed : removed_options()) {
-    SCOPED_TRACE(removed.name);
-    EXPECT_EQ(find_removed(removed.name, removed.value), &removed) << "listed twice";
-    const bool is_value = *removed.value != '\0';
-    const Environment environment(Variables{{removed.environment(), is_value ? removed.value : "7"}});
-    const std::string variable = "environment variable " + removed.environment();
-    const std::string name = removed.name;
-    EXPECT_EQ(error_of<OptionError>(Options::from_environment),
-              is_value ? variable + "=\"" + removed.value + "\": expected " + field_named(name).range +
-                             "; it is gone: " + removed.instead
-                       : variable + ": option " + name + " is gone: " + removed.instead);
-    EXPECT_EQ(std::ranges::any_of(option_fields(),
-                                  [&](const auto& field) { return field.name == std::string(removed.name); }),
-              is_value);
-  }
-  Options options;
-  options.codec = "auto";
-  EXPECT_EQ(error_of<OptionError>([&] { options.validate(); }),
-            "option codec=\"auto\": expected none, tagc or quant; it is gone: quant is the default; isthmus "
-            "plan and isthmus bench training --here say what to set");
 }
 
 std::set<std::string> unused_fields(const Options& options) {

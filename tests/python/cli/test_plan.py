@@ -122,7 +122,6 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
         ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
         ([*LLAMA, "--codec-speed", "warp"], "codec speed 'warp': expected cpu, gpu, or GB/s"),
         ([*LLAMA, "--memory-gb", "0"], "memory_gb 0: expected 0.001"),
-        ([*LLAMA, "--links=a"], "`isthmus plan --links` is gone: `isthmus topo --measure`"),
         ([*LLAMA, "--machine", "/no/such.xml"], "/no/such.xml"),
     ],
 )
