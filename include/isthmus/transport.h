@@ -1,6 +1,7 @@
 // A fixed group of ranks that move bytes: one tier.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -65,6 +66,8 @@ class Transport {
 
   // Throws the TransportError of an operation that failed on its stream, if that is known by now. Does not wait.
   virtual void throw_if_failed() {}
+  // For how long after an operation has failed on its stream that may not be known yet.
+  virtual std::chrono::milliseconds failure_delay() const { return {}; }
 
   // out = sum over ranks of part rank() of `in`, which has size() equal parts, each divided by the divisor.
   // out.dtype is that of sum_type(in.dtype) and the sum is taken in it, in an order that does not depend on timing.

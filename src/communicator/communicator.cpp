@@ -1,11 +1,13 @@
 #include "isthmus/communicator.h"
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "communicator/path/flat_path.h"
@@ -104,6 +106,8 @@ struct Communicator::Parts {
   // gathered; null: none.
   template <typename Body>
   EventPtr run(Collective collective, const CallerStreams& caller, const Body& body, const UnitKey* weights = nullptr);
+  template <typename Body>
+  std::optional<ReductionPlan> enqueue(Run& run, const Body& body);
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce);
@@ -111,7 +115,11 @@ struct Communicator::Parts {
   void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
   void throw_if_aborted();
   void throw_if_faulted();
-  void fail(const std::string& reason);
+  // Called where a packet does not decode: one that never arrived does not, either. Throws the failure of a tier, for
+  // which it waits for as long as that may not be known.
+  void wait_for_failing_tiers();
+  // Returns whether this is the first failure.
+  bool fail(const std::string& reason);
   MemoryUse memory() const;
 
   const std::shared_ptr<Device> device;
@@ -132,6 +140,16 @@ struct Communicator::Parts {
 };
 
 template <typename Body>
+std::optional<ReductionPlan> Communicator::Parts::enqueue(Run& run, const Body& body) {
+  try {
+    return body(run);
+  } catch (const PacketError&) {
+    wait_for_failing_tiers();
+    throw;
+  }
+}
+
+template <typename Body>
 EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& caller, const Body& body,
                                   const UnitKey* weights) {
   throw_if_faulted();
@@ -144,7 +162,7 @@ EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& ca
     phase = "buffers";
     const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
     Run run({*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller, timed);
-    const std::optional<ReductionPlan> plan = body(run);
+    const std::optional<ReductionPlan> plan = enqueue(run, body);
     done = run.end();
     phase = "idle";
     run.counters.calls = 1;
@@ -217,26 +235,45 @@ void Communicator::Parts::throw_if_faulted() {
   const char* failed_phase = "exchange";
   try {
     const std::exception_ptr fault = fault_of(*device);
-    tiers.throw_if_failed();  // a packet that did not arrive does not decode, either
-    if (fault != nullptr) {
+    if (fault == nullptr) {
+      tiers.throw_if_failed();
+    } else {
+      wait_for_failing_tiers();
       failed_phase = "decode";
       std::rethrow_exception(fault);
     }
   } catch (const std::exception& error) {
     phase = failed_phase;
-    fail(error.what());
+    if (!fail(error.what())) {
+      throw_if_aborted();  // the tiers failed since another thread had aborted them: throw its reason
+    }
     throw;
   }
 }
 
-void Communicator::Parts::fail(const std::string& reason) {
+void Communicator::Parts::wait_for_failing_tiers() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPause(20);
+  for (const auto deadline = Clock::now() + tiers.failure_delay();; std::this_thread::sleep_for(kPause)) {
+    throw_if_aborted();
+    tiers.throw_if_failed();
+    if (Clock::now() >= deadline) {
+      return;
+    }
+  }
+}
+
+bool Communicator::Parts::fail(const std::string& reason) {
+  bool is_first = false;
   {
     const std::lock_guard lock(mutex);
-    if (failure.empty()) {
+    is_first = failure.empty();
+    if (is_first) {
       failure = reason;
     }
   }
   tiers.abort();
+  return is_first;
 }
 
 MemoryUse Communicator::Parts::memory() const {

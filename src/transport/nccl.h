@@ -35,6 +35,9 @@ struct NcclTierPlace {
   int max_ctas = 0;
 };
 
+// How long NCCL may take to tell that a rank was lost, after kernels have ended that wait for it.
+inline constexpr std::chrono::milliseconds kFailureDelay{2000};
+
 // Connects at its first operation, or before by connect().
 class NcclTransport final : public Transport {
  public:
@@ -58,6 +61,7 @@ class NcclTransport final : public Transport {
   void begin_group() override;
   void end_group() override;  // does nothing if an operation in the group threw
   void throw_if_failed() override;
+  std::chrono::milliseconds failure_delay() const override { return kFailureDelay; }
 
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;

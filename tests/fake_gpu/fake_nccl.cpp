@@ -222,7 +222,8 @@ FAKE_API ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* error) {
-  *error = find(communicator, "ncclCommGetAsyncError")->error;
+  const CommunicatorPtr asked = find(communicator, "ncclCommGetAsyncError");
+  *error = std::chrono::steady_clock::now() >= asked->told_from.load() ? asked->error.load() : ncclSuccess;
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommCount(const ncclComm_t communicator, int* size) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <thread>
@@ -140,6 +141,12 @@ class InUse {
   std::vector<CommunicatorPtr> marked_;
 };
 
+// How long after a failed operation has returned as if it were done its communicator says so; 0: it fails in the call.
+std::chrono::milliseconds delay_of_errors() {
+  const char* milliseconds = std::getenv("FAKE_NCCL_TELLS_AFTER_MS");
+  return std::chrono::milliseconds(milliseconds == nullptr ? 0 : std::atol(milliseconds));
+}
+
 }  // namespace
 
 void run(std::vector<Operation> operations) {
@@ -152,8 +159,15 @@ void run(std::vector<Operation> operations) {
   try {
     exchange(transfers);
   } catch (const NcclError& error) {
+    const std::chrono::milliseconds delay = delay_of_errors();
     for (const Operation& operation : operations) {
+      if (operation.communicator->error == ncclSuccess) {
+        operation.communicator->told_from = std::chrono::steady_clock::now() + delay;
+      }
       operation.communicator->error = nccl_spins() ? ncclSuccess : error.result();
+    }
+    if (delay.count() > 0) {
+      return;
     }
     throw;
   }

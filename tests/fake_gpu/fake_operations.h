@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -30,8 +31,9 @@ struct Communicator {
   int num_splits = 0;
   std::atomic<bool> in_use = false;
   std::atomic<ncclResult_t> error = ncclSuccess;
-  ResidentPtr latest_kernel = {};  // by the thread that issues operations
-  std::map<int, double> factors;   // of reductions made by ncclRedOpCreatePreMulSum()
+  std::atomic<std::chrono::steady_clock::time_point> told_from = {};  // when ncclCommGetAsyncError() says `error`
+  ResidentPtr latest_kernel = {};                                     // by the thread that issues operations
+  std::map<int, double> factors;  // of reductions made by ncclRedOpCreatePreMulSum()
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 // Who sends what to whom: parts of `in` and `out` are numbered by rank.

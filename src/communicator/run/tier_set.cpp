@@ -1,5 +1,6 @@
 #include "communicator/run/tier_set.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -83,6 +84,14 @@ void TierSet::throw_if_failed() const {
       tier->throw_if_failed();
     }
   }
+}
+
+std::chrono::milliseconds TierSet::failure_delay() const {
+  std::chrono::milliseconds longest{};
+  for (const std::shared_ptr<Transport>& tier : all()) {
+    longest = std::max(longest, tier != nullptr ? tier->failure_delay() : longest);
+  }
+  return longest;
 }
 
 }  // namespace isthmus

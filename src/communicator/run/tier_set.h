@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <memory>
 
 #include "base/rounding.h"
@@ -49,6 +50,8 @@ class TierSet {
   void abort() const;
   // Throws the failure of a tier, if one has failed.
   void throw_if_failed() const;
+  // The longest of all tiers.
+  std::chrono::milliseconds failure_delay() const;
 
  private:
   void check(bool with_flat) const;

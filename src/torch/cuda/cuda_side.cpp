@@ -314,8 +314,7 @@ void CudaSide::throw_if_faulted(const FaultReport& operation) {
     return;
   }
   try {
-    found->place.device->throw_if_faulted();
-    found->communicator->throw_if_faulted();  // a tier may have failed in the background
+    found->communicator->throw_if_faulted();  // the device may have found a fault, or a tier have failed
     ISTHMUS_CHECK(TransportError, !world_has_failed(), "the world backend: NCCL reports an error");
   } catch (const std::exception& error) {
     FaultReport report = operation;

@@ -23,7 +23,8 @@ struct CudaParts {
 // this side's; then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the
 // other ranks come to make NCCL's communicators. Only drain() and shutdown() wait for the GPU, the latter for a limited
 // time, and a submit() of weights that cross as differences. abort() and
-// throw_if_faulted() never wait for a blocked thread.
+// throw_if_faulted() never wait for a blocked thread; where a packet does not decode, the latter waits for NCCL's word
+// on whether it came (Transport::failure_delay()).
 //
 // watcher: makes the Watcher of a Work with this sequence number. Throws Error if isthmus was built without CUDA.
 std::unique_ptr<Side> make_cuda_side(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters,

@@ -81,6 +81,7 @@ void EmulatedTransport::run(const EmulatedGpu::Work& work) {
 }
 
 void EmulatedTransport::throw_if_failed() {
+  tier_->throw_if_failed();
   const std::lock_guard lock(mutex_);
   ISTHMUS_CHECK(TransportError, failure_.empty(), failure_);
 }

@@ -1,6 +1,7 @@
 // A tier of emulated GPUs.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,6 +36,7 @@ class EmulatedTransport final : public Transport {
   void begin_group() override;
   void end_group() override;
   void throw_if_failed() override;
+  std::chrono::milliseconds failure_delay() const override { return tier_->failure_delay(); }
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;

@@ -34,8 +34,8 @@ constexpr DataType kFloat32 = DataType::kFloat32;
 constexpr int kVictim = 2;
 
 // `tier`, which damages what `operation` brings: a bit of the step of the first packet.
-std::shared_ptr<Transport> damaging(const std::shared_ptr<Transport>& tier, const std::string& operation,
-                                    const std::atomic<bool>& damages) {
+std::shared_ptr<HookedTransport> damaging(const std::shared_ptr<Transport>& tier, const std::string& operation,
+                                          const std::atomic<bool>& damages) {
   return std::make_shared<HookedTransport>(tier, nullptr,
                                            [operation, &damages](const std::string& done, Buffer arrived) {
                                              if (done == operation && damages) {
@@ -127,9 +127,10 @@ class DamageOnGpu : public EveryCodecOnGpu {
   Communicator& communicator(size_t rank) { return *world_.ranks[rank].communicator; }
 
   std::atomic<bool> damages_ = false;
+  std::shared_ptr<HookedTransport> damaged_tier_;
   GpuWorld world_{NodeMap::parse("2x1", 2), options(), GpuSettings{.wrap = [this](int rank, Tiers tiers) {
                     if (rank == kRank) {
-                      tiers.inter = damaging(tiers.inter, "all_to_all", damages_);
+                      tiers.inter = damaged_tier_ = damaging(tiers.inter, "all_to_all", damages_);
                     }
                     return tiers;
                   }}};
@@ -151,6 +152,31 @@ TEST_P(DamageOnGpu, IsSeenWithoutAnotherCollective) {
       communicator(kRank).throw_if_faulted();
     }
   }
+}
+
+// What never arrived does not decode, either, and a tier may learn only later that it failed.
+TEST_P(DamageOnGpu, IsNotToldWhereTheTierFailsSoonAfter) {
+  damages_ = true;
+  enqueue(0);
+  enqueue(1);
+  synchronize();
+  int looks = 0;
+  const auto fail_at_third_look = [&] { ISTHMUS_CHECK(TransportError, ++looks < 3, "rank 0 is lost"); };
+  damaged_tier_->tell_failures(fail_at_third_look, test::kTimeout);
+  const Outcome outcome = run_ranks(1, [&](int) { communicator(kRank).throw_if_faulted(); }).front();
+  EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
+  EXPECT_EQ(outcome.text, "rank 0 is lost");
+}
+
+TEST_P(DamageOnGpu, IsToldWhereNoTierFailsInTime) {
+  damages_ = true;
+  enqueue(0);
+  enqueue(1);
+  synchronize();
+  int looks = 0;
+  damaged_tier_->tell_failures([&] { ++looks; }, milliseconds(50));
+  EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
+  EXPECT_GT(looks, 1);
 }
 
 TEST_P(DamageOnGpu, IsSeenInAReplayOfAGraph) {

@@ -1,6 +1,7 @@
 // A transport that lets a test look at, damage or fail what passes.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -44,6 +45,13 @@ class HookedTransport final : public Transport {
   HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override {
     return hooked("all_reduce", data, data, [&] { return transport_->all_reduce(data, op, stream); });
   }
+  // From now on throw_if_failed() calls this, and failure_delay() returns that.
+  void tell_failures(std::function<void()> throw_if_failed, std::chrono::milliseconds delay) {
+    throw_if_failed_ = std::move(throw_if_failed);
+    delay_ = delay;
+  }
+  void throw_if_failed() override { throw_if_failed_(); }
+  std::chrono::milliseconds failure_delay() const override { return delay_; }
   Traffic traffic() const override { return transport_->traffic(); }
   void abort() override {
     if (on_abort_) {
@@ -70,6 +78,8 @@ class HookedTransport final : public Transport {
   Before before_;
   After after_;
   std::function<void()> on_abort_;
+  std::function<void()> throw_if_failed_ = [] {};
+  std::chrono::milliseconds delay_{};
 };
 
 // For a World: one tier of `hooked_rank` passes `before` and `after` what it does.

@@ -56,4 +56,5 @@ def killed(world: World) -> dict[str, object]:
         text = str(error)
     seconds = time.monotonic() - start
     require(f"rank {KILLED_RANK}" in text, "the error does not name the rank:", repr(text))
+    require("packet" not in text, "packets that nobody sent are blamed:", repr(text))
     return {"seconds": seconds, "the error": text.splitlines()[0][:200]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import time
 from datetime import timedelta
 from typing import Any
@@ -92,6 +93,24 @@ def test_an_asynchronous_error_of_a_tier_is_found_without_a_call_and_named_on_ev
     assert "failed on rank 1: inter tier, rank 1: an earlier operation: remote error" in outcomes[1], outcomes
     for text in outcomes:
         assert "inter tier, rank 1: an earlier operation: remote error" in text, outcomes
+
+
+def killed(rank: int, world_size: int) -> str:
+    """Rank 3 is killed; what the others should have received of it is what their memory held before."""
+    ranks.init()
+    for _ in range(2):
+        reduce_scatter()
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return error_within(scaled(20))
+
+
+def test_a_killed_rank_is_named_and_not_the_packets_that_it_never_sent() -> None:
+    outcomes = fake_gpu.run_any(killed, WORLD_SIZE, env=ENV | {"FAKE_NCCL_TELLS_AFTER_MS": "700"})
+    for outcome in outcomes[:3]:
+        assert outcome.error is None, outcomes
+        first, _, diagnosis = outcome.value.partition(". ")
+        assert "an earlier operation: remote error" in first and "No word from rank 3" in diagnosis, outcomes
 
 
 def leave_together(store: dist.Store, rank: int, world_size: int) -> None:
