@@ -80,6 +80,13 @@ thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t fail(cudaError_t error) { return last_error = error; }
 
+// After an error that a kernel has made every call returns it.
+std::atomic<bool> has_failed = false;
+cudaError_t outcome() { return has_failed ? fail(cudaErrorIllegalAddress) : cudaSuccess; }
+cudaError_t outcome_of_query(const std::vector<ResidentPtr>& kernels) {
+  return kernels.empty() || has_failed ? outcome() : fail(cudaErrorNotReady);
+}
+
 int num_devices() {
   const char* count = std::getenv("FAKE_GPU_COUNT");
   return count == nullptr ? 1 : std::atoi(count);
@@ -126,14 +133,14 @@ cudaError_t record(cudaEvent_t event, cudaStream_t stream, const char* caller) {
   event->recorded = std::chrono::steady_clock::now();
   const std::lock_guard lock(residents_mutex);
   event->behind = still_running(of(stream).behind);
-  return cudaSuccess;
+  return outcome();
 }
 
 cudaError_t synchronize(const char* with, const void* handle, const std::vector<ResidentPtr>& kernels) {
   count(Count::kSynchronizations);
   trace_synchronize(with, handle);
   wait_for(kernels);
-  return cudaSuccess;
+  return outcome();
 }
 
 }  // namespace
@@ -198,6 +205,8 @@ FAKE_API const char* cudaGetErrorString(cudaError_t error) {
       return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
+    case cudaErrorIllegalAddress:
+      return "an illegal memory access was encountered";
     case cudaErrorNotSupported:
       return "the fake GPU does not support this";
     default:
@@ -313,7 +322,7 @@ FAKE_API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
 }
 FAKE_API cudaError_t cudaStreamQuery(cudaStream_t stream) {
   check_stream(stream, "cudaStreamQuery");
-  return residents_of(stream).empty() ? cudaSuccess : fail(cudaErrorNotReady);
+  return outcome_of_query(residents_of(stream));
 }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   check_stream(stream, "cudaStreamSynchronize");
@@ -326,7 +335,7 @@ FAKE_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
   for (const ResidentPtr& kernel : residents_of(event)) {
     add_resident(stream, kernel);
   }
-  return cudaSuccess;
+  return outcome();
 }
 FAKE_API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
                                            unsigned int) {
@@ -359,7 +368,7 @@ FAKE_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t st
 }
 FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
   events().check(event, "cudaEventQuery");
-  return residents_of(event).empty() ? cudaSuccess : fail(cudaErrorNotReady);
+  return outcome_of_query(residents_of(event));
 }
 FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   events().check(event, "cudaEventSynchronize");
@@ -395,3 +404,6 @@ FAKE_API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCap
 }
 FAKE_API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 FAKE_API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
+
+// For tests (ctypes): a kernel has failed; from now on streams, events and the device say so.
+FAKE_API void fake_gpu_fail() { has_failed = true; }

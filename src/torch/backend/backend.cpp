@@ -60,11 +60,10 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   add_live_backend(this);
 }
 
-// An exception here ends the process: a group that cannot leave its GPU or its peers would leave them waiting.
-BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
-  const WithoutGil without_gil;      // before locking: the holder may wait for a worker that needs the GIL
+BackendIsthmus::~BackendIsthmus() {
+  const WithoutGil without_gil;  // before locking: the holder may wait for a worker that needs the GIL
   remove_live_backend(this);
-  shutdown_within(std::chrono::milliseconds::max());
+  shutdown_or_warn(std::chrono::milliseconds::max());
 }
 
 // Called only after the constructor has returned: nobody holds this before.
@@ -142,10 +141,18 @@ void BackendIsthmus::abort() {
 }
 
 void BackendIsthmus::shutdown() {
+  std::exception_ptr failure_of_listener;
   if (group_.process.is_this() && shutdown_listener) {
-    shutdown_listener(*this);
+    try {
+      shutdown_listener(*this);
+    } catch (const std::exception&) {  // it asks the GPU, which may have failed
+      failure_of_listener = std::current_exception();
+    }
   }
   shutdown_within(std::chrono::milliseconds::max());
+  if (failure_of_listener) {
+    std::rethrow_exception(failure_of_listener);
+  }
 }
 
 std::vector<SavedUnit> BackendIsthmus::end(bool undo) {
@@ -175,7 +182,15 @@ void BackendIsthmus::shutdown_at_exit(std::chrono::milliseconds patience) {
       side->leave();
     }
   }
-  shutdown_within(patience);
+  shutdown_or_warn(patience);
+}
+
+void BackendIsthmus::shutdown_or_warn(std::chrono::milliseconds patience) {
+  try {
+    shutdown_within(patience);
+  } catch (const std::exception& error) {
+    TORCH_WARN(first_line(error.what()));
+  }
 }
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const std::function<void()>& last) {
@@ -184,9 +199,14 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const s
   }
   const WithoutGil without_gil;
   faults_.accept_no_more();
+  std::exception_ptr failure_of_device;  // thrown when all has ended
   for (Side* side : sides_.all()) {
-    if (!side->drain(patience)) {
-      abort();
+    try {
+      if (!side->drain(patience)) {
+        abort();
+      }
+    } catch (const std::exception&) {
+      failure_of_device = std::current_exception();
     }
   }
   faults_.stop();
@@ -202,6 +222,9 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const s
   });
   if (last) {
     last();
+  }
+  if (failure_of_device) {
+    std::rethrow_exception(failure_of_device);
   }
 }
 

@@ -68,7 +68,7 @@ inline auto& shutdown_listener = *new std::function<void(BackendIsthmus& backend
 class BackendIsthmus final : public c10d::Backend {
  public:
   explicit BackendIsthmus(BackendParts parts);
-  ~BackendIsthmus() override;  // NOLINT(bugprone-exception-escape): see there
+  ~BackendIsthmus() override;
 
   BackendStats stats();
   void reset_stats();
@@ -97,7 +97,7 @@ class BackendIsthmus final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override;  // number of collectives so far, on either path
   c10d::ErrorType getError() override;
   void abort() override;
-  void shutdown() override;  // waits for the operations that were submitted
+  void shutdown() override;  // waits for the operations that were submitted; throws if a GPU has failed, when all ended
   // Aborts the group, ends its threads, closes its connections, and returns the states that its units had, before the
   // step that is under way if `undo`. The group may have failed before.
   std::vector<SavedUnit> end(bool undo);
@@ -180,8 +180,10 @@ class BackendIsthmus final : public c10d::Backend {
   std::optional<at::Device> bound_device();
   void bind(std::optional<at::Device> device);
   Watcher watcher(uint64_t sequence_number);
-  // Aborts operations that take longer. last: what is done before connections close.
+  // Aborts operations that take longer. last: what is done before connections close. Throws the failure of a device
+  // once all has ended.
   void shutdown_within(std::chrono::milliseconds patience, const std::function<void()>& last = {});
+  void shutdown_or_warn(std::chrono::milliseconds patience);
 
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these
   const Group group_;

@@ -132,6 +132,7 @@ class CudaSide final : public Side {
   void note(const FaultReport& call);
   Pending& watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
   bool world_has_failed() const;
+  FaultReport failure_of_gpu(const Error& error);
   const char* phase() const;  // the phase in which enqueue() last failed
   bool idle();                // whether all enqueued work is done, as far as it can tell without waiting
 
@@ -146,6 +147,7 @@ class CudaSide final : public Side {
   const WatcherFor watcher_;
 
   std::atomic<bool> closed_{false};                                  // aborted, or shut down
+  std::atomic<bool> gpu_works_{true};                                // as far as it has been asked
   std::atomic<std::chrono::milliseconds> timeout_{kLongestTimeout};  // of the group
 
   std::mutex enqueue_mutex_;  // held by the enqueueing thread, for as long as NCCL blocks it
@@ -284,18 +286,29 @@ std::optional<FaultReport> CudaSide::overdue() {
     try {
       if (first.done == nullptr || !found->place.device->done(first.done)) {
         if (Clock::now() < first.deadline) {
+          faults_.look_while_busy();
           return std::nullopt;
         }
         first.call.error = detail::concatenate("not done after ", first.patience.count(), " ms");
         return first.call;
       }
-    } catch (const Error&) {  // the GPU has failed: the next call says so
-      return std::nullopt;
+    } catch (const Error& error) {
+      return failure_of_gpu(error);
     }
     const std::lock_guard lock(mutex_);
+    if (pending_.size() == 1) {  // it stays, to ask the GPU whether it works
+      return std::nullopt;
+    }
     pending_.pop_front();
   }
   return std::nullopt;
+}
+
+FaultReport CudaSide::failure_of_gpu(const Error& error) {
+  gpu_works_ = false;
+  FaultReport report = last_call();
+  report.error = first_line(error.what());
+  return report;
 }
 
 FaultReport CudaSide::last_call() const {
@@ -365,11 +378,15 @@ void CudaSide::leave() {
 bool CudaSide::drain(std::chrono::milliseconds patience) {
   const bool for_ever = patience == std::chrono::milliseconds::max();
   const auto deadline = for_ever ? Clock::time_point::max() : Clock::now() + patience;
-  while (!idle() && !faults_.has_failed()) {
-    if (Clock::now() >= deadline) {
-      return false;
+  try {
+    while (!idle() && !faults_.has_failed()) {
+      if (Clock::now() >= deadline) {
+        return false;
+      }
+      std::this_thread::sleep_for(kDrainPause);
     }
-    std::this_thread::sleep_for(kDrainPause);
+  } catch (const Error& error) {
+    std::rethrow_exception(faults_.explain(failure_of_gpu(error)));
   }
   return true;
 }
@@ -441,6 +458,9 @@ void CudaSide::shutdown() {
   }
   last_ = nullptr;
   std::vector<std::function<void()>> ends;
+  if (released && !gpu_works_) {
+    new std::shared_ptr<Gpu>(std::exchange(released, nullptr));  // no memory can be freed: leave it to the process
+  }
   if (released) {
     ends.emplace_back([gpu = std::exchange(released, nullptr)] {});  // the action owns it, and ends with it
   }

@@ -14,8 +14,10 @@ namespace {
 // Once an operation has run for this long, the thread looks whether another rank has reported a failure.
 constexpr std::chrono::milliseconds kQuietTime{500};
 constexpr std::chrono::milliseconds kWatchPause{500};
-// The pause between a call on a GPU and the first look for other ranks' reports; later pauses grow up to the longest.
+// The pause between a call on a GPU and the first look for other ranks' reports; later pauses grow up to the longest,
+// or up to that of busy ones while the GPU works on a call, perhaps in vain.
 constexpr std::chrono::milliseconds kFirstLookPause{500};
+constexpr std::chrono::milliseconds kBusyLookPause{2000};
 constexpr std::chrono::milliseconds kLongestLookPause{30000};
 
 std::exception_ptr dist_error(const std::string& text) {
@@ -119,6 +121,11 @@ void FaultWatch::look_soon() {
   const std::lock_guard lock(mutex_);
   look_pause_ = kFirstLookPause;
   next_look_ = Clock::now() + look_pause_;
+}
+
+void FaultWatch::look_while_busy() {
+  const std::lock_guard lock(mutex_);
+  next_look_ = std::min(next_look_, Clock::now() + kBusyLookPause);
 }
 
 void FaultWatch::run() {

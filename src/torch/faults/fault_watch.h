@@ -98,6 +98,8 @@ class FaultWatch final : public FaultHandler {
   // Called after a call on a GPU, whose progress the host does not see: the thread looks for reports from now on, in
   // ever longer pauses.
   void look_soon();
+  // Called now and then while a GPU is busy with a call: the pauses are short.
+  void look_while_busy();
 
  private:
   void run();

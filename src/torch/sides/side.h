@@ -90,7 +90,8 @@ class Side : public WatchedCalls {
   // might wait for ever.
   virtual void leave() {}
   // Waits until all submitted work is done or the group has failed; returns false if that takes longer than `patience`
-  // (milliseconds::max(): no limit). By then the group accepts no more calls.
+  // (milliseconds::max(): no limit). By then the group accepts no more calls. Throws, after the peers have been told,
+  // if the device itself has failed.
   virtual bool drain(std::chrono::milliseconds patience) = 0;
   // Runs `action` on this rank's communicator, if there is one, after drain() and also after a failure: nothing else
   // uses it any more.

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,65 @@ def test_a_killed_rank_is_named_and_not_the_packets_that_it_never_sent() -> None
         assert outcome.error is None, outcomes
         first, _, diagnosis = outcome.value.partition(". ")
         assert "an earlier operation: remote error" in first and "No word from rank 3" in diagnosis, outcomes
+
+
+def destroy_after_gpu_error(rank: int, world_size: int) -> tuple[str, list[str]]:
+    """Rank 1's GPU has failed when all ranks leave their group; what it leaves running is returned."""
+    ranks.init()
+    reduce_scatter()
+    dist.barrier()
+    text = ""
+    if rank == 1:
+        ctypes.CDLL(None).fake_gpu_fail()
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.destroy_process_group()
+        text = str(error.value)
+    dist.destroy_process_group()
+    names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+    return text, [name for name in names if name.startswith("isthmus")]
+
+
+def test_a_group_is_destroyed_whose_gpu_has_failed() -> None:
+    outcomes = fake_gpu.run(destroy_after_gpu_error, WORLD_SIZE, env=ENV)
+    assert "failed on rank 1: cuda:0: cudaEventQuery: an illegal memory access" in outcomes[1][0], outcomes
+    assert [left for _, left in outcomes] == [[]] * WORLD_SIZE
+
+
+def exit_after_gpu_error(rank: int, world_size: int) -> None:
+    """Nobody destroys the group."""
+    ranks.init()
+    reduce_scatter()
+    dist.barrier()
+    if rank == 1:
+        ctypes.CDLL(None).fake_gpu_fail()
+
+
+def test_a_process_whose_gpu_has_failed_ends_well() -> None:
+    fake_gpu.run(exit_after_gpu_error, WORLD_SIZE, env=ENV)
+
+
+def failed_gpu(rank: int, world_size: int) -> str:
+    """Rank 1's GPU fails when all calls are done; that rank calls nothing any more, and the others wait for it."""
+    ranks.init()
+    reduce_scatter()
+    dist.barrier()
+    if rank != 1:
+        return error_within(scaled(20))
+    ctypes.CDLL(None).fake_gpu_fail()
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
+    deadline = time.monotonic() + scaled(20)
+    while backend.get_error() == ErrorType.SUCCESS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(dist.DistBackendError) as error:
+        reduce_scatter()
+    return str(error.value)
+
+
+def test_a_rank_whose_gpu_has_failed_tells_the_others_without_a_call() -> None:
+    outcomes = fake_gpu.run(failed_gpu, WORLD_SIZE, env=ENV)
+    for rank, text in enumerate(outcomes):
+        who = "failed on rank 1: " if rank == 1 else "rank 1( was in .*)?: "
+        assert re.search(who + "cuda:0: cudaEventQuery: an illegal memory access", text), outcomes
 
 
 def leave_together(store: dist.Store, rank: int, world_size: int) -> None:
