@@ -36,7 +36,7 @@ ISTHMUS_DEVICE void refuse_bad_block(Group& group, const WeightDecodeJob& job, i
   refuse_weights(group, job, node, block < num_blocks ? FaultKind::kBlock : FaultKind::kLength, block);
 }
 
-// One group runs it.
+// One group runs it. After a fault all is refused.
 struct BeginDecodingWeights {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -46,7 +46,7 @@ struct BeginDecodingWeights {
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (group.thread() == 0) {
-      *job.state = WeightDecodeState{};
+      *job.state = WeightDecodeState{.is_refused = job.mapped_fault->reported};
     }
     for_each_of_group(group, job.num_nodes, [&](int64_t node) { job.bad_blocks[node] = WeightDecodeJob::kNoBlock; });
   }

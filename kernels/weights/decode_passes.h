@@ -23,7 +23,8 @@ ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8
   });
 }
 
-// Moves the shards of all nodes to their places. The last group reports bad blocks.
+// Moves the shards of all nodes to their places. The last group reports bad blocks. Where a packet is refused nobody
+// may compute with the weights before: NaN stands in the place of each shard that should have changed.
 template <typename Format>
 struct DecodeWeights {
   static constexpr int kThreads = kWeightThreads;
@@ -37,10 +38,11 @@ struct DecodeWeights {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
+    copy_own(group);
     if (job.state->is_refused != 0) {
+      write_nan([&](int64_t count, auto write) { for_each_of_all(group, count, write); });
       return;
     }
-    copy_own(group);
     if constexpr (kIsCoded<Format>) {
       decode_blocks(group);
     } else {
@@ -54,7 +56,7 @@ struct DecodeWeights {
         }
       });
     }
-    if (group.is_last(job.state->arrived) && group.thread() == 0) {
+    if (group.is_last(job.state->arrived)) {
       conclude(group);
     }
   }
@@ -79,6 +81,18 @@ struct DecodeWeights {
     const auto* from = static_cast<const uint8_t*>(job.shard.data);
     uint8_t* to = place_of(job.node, 0);
     copy_elements<Bits>(group, from, to, shape.bytes(), is_aligned);
+  }
+
+  // All bits are set: a NaN of every floating type. for_each(count, visit) spreads elements over threads.
+  template <typename ForEach>
+  ISTHMUS_DEVICE void write_nan(ForEach for_each) const {
+    for (int64_t node = 0; node < job.num_nodes; ++node) {
+      if (bytes_to_decode(job, node) > 0) {
+        auto* elements = reinterpret_cast<Bits*>(place_of(node, 0));
+        for_each(shape.bytes() / static_cast<int64_t>(sizeof(Bits)),
+                 [=](int64_t i) { elements[i] = static_cast<Bits>(~Bits{0}); });
+      }
+    }
   }
 
   template <typename Group>
@@ -205,12 +219,15 @@ struct DecodeWeights {
     return are_inside;
   }
 
-  // One thread.
+  // All threads of one group.
   template <typename Group>
   ISTHMUS_DEVICE void conclude(Group& group) const {
     for (int64_t node = 0; node < job.num_nodes; ++node) {
       if (job.bad_blocks[node] != WeightDecodeJob::kNoBlock) {
-        refuse_bad_block(group, job, shape.num_blocks(), node);
+        if (group.thread() == 0) {
+          refuse_bad_block(group, job, shape.num_blocks(), node);
+        }
+        write_nan([&](int64_t count, auto write) { for_each_of_group(group, count, write); });
         return;
       }
     }

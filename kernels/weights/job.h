@@ -59,12 +59,12 @@ struct WeightEncodeJob {
 };
 
 struct WeightDecodeState {
-  uint32_t is_refused = 0;  // 1: a fault was found
+  uint32_t is_refused = 0;  // 1: a fault was found, now or before
   uint32_t arrived = 0;     // groups at the end of the pass under way
 };
 
 // Turns the replica into the shards of all nodes. The host has checked the headers. Nothing is decoded before all
-// packets' checksums are right. After a fault the replica is undefined.
+// packets' checksums are right. After a fault the replica has NaN where other nodes' changed shards should be.
 struct WeightDecodeJob {
   static constexpr uint32_t kNoBlock = 0xffffffff;
 

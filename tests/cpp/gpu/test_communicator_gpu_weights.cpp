@@ -2,7 +2,10 @@
 // the subject of tests/cpp/communicator/test_weights.cpp.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -14,6 +17,7 @@
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/gpu_world.h"
+#include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/weights.h"
 
 namespace isthmus {
@@ -47,7 +51,8 @@ class GatherOnGpu {
     rank_.gpu->clear(shard_.buffer(), rank_.stream);
   }
   // Waits for the GPU.
-  bool is_right() const { return gathered_.read().bytes() == expected_.bytes(); }
+  bool is_right() const { return is(expected_); }
+  bool is(const Array& expected) const { return gathered_.read().bytes() == expected.bytes(); }
 
  private:
   GpuWorld::Rank& rank_;
@@ -122,6 +127,31 @@ TEST(GpuWeights, TheyDoNotQueueBehindReductions) {
     EXPECT_TRUE(gathered[number].wait_for(std::chrono::seconds(5)));
   });
   released.set();
+}
+
+// Until the host sees the fault nobody computes with the weights before.
+TEST(GpuWeights, NaNIsGatheredWhereAPacketIsRefused) {
+  std::atomic<bool> damages = false;
+  const auto damage = [&](const std::string& operation, Buffer out) {
+    if (operation == "all_gather_uneven" && damages) {
+      out.as<std::byte>()[out.num_elements / 2] ^= std::byte{4};
+    }
+  };
+  GpuWorld world(NodeMap::parse("2x2", 4), delta_options(),
+                 GpuSettings{.wrap = test::hook(1, &Tiers::gather_inter, nullptr, damage)});
+  Weights weights(8000, DataType::kBFloat16);
+  gather(world, weights.array());
+  weights.move(1e-3);
+  damages = true;
+  Array spoilt = weights.array();
+  const Buffer of_rank_3 = spoilt.buffer().part(3, 2000);
+  std::memset(of_rank_3.data, 0xff, static_cast<size_t>(of_rank_3.bytes()));
+  test::run_ranks_well(4, [&](int rank) {
+    GatherOnGpu gather(world, rank, weights.array());
+    gather.start();
+    EXPECT_TRUE(rank < 2 ? gather.is(spoilt) : gather.is_right()) << "rank " << rank;
+  });
+  EXPECT_THROW(world.ranks[1].communicator->throw_if_faulted(), PacketError);
 }
 
 TEST(GpuWeights, InAGraphTheyCrossWhole) {

@@ -24,7 +24,7 @@ struct Decoded {
   std::string fault;  // empty: all was decoded
 };
 
-Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut) {
+Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut, kernels::DeviceFault fault = {}) {
   const auto num_nodes = static_cast<int64_t>(rail.now.size());
   const ConstBuffer shard = rail.now[node].view();
   Memory headers(rail.received_headers());
@@ -40,7 +40,6 @@ Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut) {
                               .shard = {own.data(), shard.num_elements, shard.dtype},
                               .replica = {replica.data(), num_nodes * shard.num_elements, shard.dtype}},
                              scratch.buffer());
-  kernels::DeviceFault fault;
   job.mapped_fault = &fault;
   run(job, cut);
   EXPECT_TRUE(headers.ends_intact() && packets.ends_intact() && own.ends_intact() && replica.ends_intact() &&
@@ -56,10 +55,16 @@ void expect_exact(const Rail& rail, Cut cut = kCut) {
     ASSERT_TRUE(decoded.replica == bytes_of(rail.now)) << "at node " << node;
   }
 }
-void expect_refused(const Rail& rail, const std::string& words, bool is_untouched = true) {
+// At node 0, where node 1's shard alone should have changed: nothing is left of what it was.
+void expect_nan(const Rail& rail, const Decoded& decoded) {
+  std::vector<uint8_t> expected = bytes_of(rail.now);
+  std::fill_n(expected.begin() + rail.now[0].view().bytes(), rail.now[1].view().bytes(), 0xff);
+  EXPECT_TRUE(decoded.replica == expected);
+}
+void expect_refused(const Rail& rail, const std::string& words) {
   const Decoded decoded = decode_on_device(rail, 0);
   EXPECT_NE(decoded.fault.find("corrupt packet of weights from node 1: " + words), std::string::npos) << decoded.fault;
-  EXPECT_TRUE(!is_untouched || decoded.replica == bytes_of(rail.before));
+  expect_nan(rail, decoded);
 }
 
 TEST(WeightDecodeOnDevice, AnyPatternFromAnyOther) {
@@ -103,6 +108,13 @@ TEST(WeightDecodeOnDevice, DamagedPackets) {
   expect_refused(too_long, "block 1 does not decode");
 }
 
+TEST(WeightDecodeOnDevice, AfterAFaultAllIsRefused) {
+  const Rail rail = rail_of(2000, DataType::kBFloat16, 1e-3);
+  kernels::DeviceFault fault;
+  fault.reported = 1;
+  expect_nan(rail, decode_on_device(rail, 0, kCut, fault));
+}
+
 // Damage that only a look at each part of a block finds.
 TEST(WeightDecodeOnDevice, BlocksThatNoEncoderMakes) {
   constexpr int64_t kCount = 3000;
@@ -120,7 +132,7 @@ TEST(WeightDecodeOnDevice, BlocksThatNoEncoderMakes) {
   outside.packets[1][escapes + 1] = kCount >> 8;
   outside.packets[1][escapes] = kCount & 0xff;
   outside.seal(1);
-  expect_refused(outside, "block 0 does not decode", /*is_untouched=*/false);
+  expect_refused(outside, "block 0 does not decode");
   Rail one_word_more = right;
   std::vector<uint8_t>& packet = one_word_more.packets[1];
   packet.resize(begin + *block_bytes);  // without padding
@@ -128,7 +140,7 @@ TEST(WeightDecodeOnDevice, BlocksThatNoEncoderMakes) {
   packet[0] += 2;
   ASSERT_GE(packet[0], 2);
   one_word_more.seal(1);
-  expect_refused(one_word_more, "block 0 does not decode", /*is_untouched=*/false);
+  expect_refused(one_word_more, "block 0 does not decode");
 }
 
 // Whatever the bytes are: the same verdict as on the CPU, and nothing outside of the memory is touched.
@@ -160,7 +172,11 @@ TEST(WeightDecodeOnDevice, GarbageWithRightChecksums) {
     }
     num_refused += is_refused ? 1 : 0;
     EXPECT_EQ(!decoded.fault.empty(), is_refused) << "round " << round << ": " << decoded.fault;
-    EXPECT_TRUE(is_refused || decoded.replica == bytes_of({rail.now[0], expected})) << "round " << round;
+    if (is_refused) {
+      expect_nan(rail, decoded);
+    } else {
+      EXPECT_TRUE(decoded.replica == bytes_of({rail.now[0], expected})) << "round " << round;
+    }
   }
   EXPECT_GT(num_refused, 40);
 }
