@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "torch/works/signals.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -128,6 +129,9 @@ void CudaWork::block_host(std::chrono::milliseconds timeout) {
       const auto owner = watcher_.owner.lock();
       TORCH_CHECK_WITH(DistBackendError, owner, "isthmus: ", c10d::opTypeToString(opType_), ": ", text);
       std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, text));
+    }
+    if (runs_signal_handlers()) {
+      run_signal_handlers();
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -2,9 +2,12 @@
 
 #include <c10/util/thread_name.h>
 
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "torch/sides/c10d_transport.h"
+#include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -244,12 +247,15 @@ void CpuSide::abort() {
     world = world_;
     transports = transports_;
   }
+  std::vector<std::function<void()>> ends;
   for (const auto& transport : transports) {
-    transport->abort();
+    ends.emplace_back([transport] { transport->abort(); });
   }
   if (world && group_.owns_worlds) {
-    close_connections(*world);
+    ends.emplace_back([world] { close_connections(*world); });
   }
+  // Gloo may wait for ever for a rank that was lost before it connected (TORCH_GLOO_LAZY_INIT).
+  run_side_by_side(std::move(ends), kAbortPatience);
 }
 
 void CpuSide::shutdown() {

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "torch/works/signals.h"
+
 // Where Works override wait() or synchronize(), they call Work::synchronize(): it takes them out of torch's table of
 // Works that are under way, in which allow_inflight_collective_as_graph_input_ctx() puts what a call returns.
 
@@ -37,7 +39,8 @@ WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title,
 bool WorkerWork::wait(std::chrono::milliseconds timeout) {
   process_.require_this();
   const auto begin = std::chrono::steady_clock::now();
-  const bool is_done = Work::wait(timeout);
+  const bool is_done =
+      wait_with_signals(*this, timeout, [this](std::chrono::milliseconds part) { return Work::wait(part); });
   if (waited_) {
     waited_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
@@ -166,8 +169,12 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
   }
   watcher_.handler->wait_begins();
   const auto ends = c10::make_scope_exit([this] { watcher_.handler->wait_ends(); });
+  const auto wait = [this](std::chrono::milliseconds part) { return work_->wait(part); };
   try {
-    return work_->wait(timeout);
+    // Gloo closes its connections where a wait for a message ends early.
+    return c10d::isP2POp(opType_) ? wait(timeout) : wait_with_signals(*work_, timeout, wait);
+  } catch (const pybind11::error_already_set&) {  // by a signal's handler
+    throw;
   } catch (const std::exception& error) {
     const bool patience_ended = timeout != kNoTimeout && !work_->isCompleted();  // the operation goes on
     if (patience_ended || !is_network_failure(error.what())) {

@@ -1,0 +1,71 @@
+"""Signals that come while a rank waits in a collective."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import isthmus
+from support import ranks
+from support.limits import OPERATION_S, scaled
+
+pytestmark = pytest.mark.processes
+
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
+
+
+class Terminated(Exception):
+    """What the handler of a signal raises."""
+
+
+def exact() -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def two_tier() -> None:
+    with isthmus.unit("x"):
+        dist.reduce_scatter_tensor(torch.empty(4096), torch.ones(4 * 4096))
+
+
+def barrier() -> None:
+    dist.barrier()
+
+
+def terminated(rank: int, world_size: int, call: Callable[[], None]) -> str:
+    """Rank 3 is silent until rank 1, which waits for it, has handled SIGTERM; rank 1 then leaves, and ends the wait."""
+    ranks.init(timeout_s=scaled(30))
+    call()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 3:
+        store.wait(["handled"], timedelta(seconds=OPERATION_S))
+        return "silent"
+
+    def handle(number: int, frame: object) -> None:
+        raise Terminated
+
+    if rank == 1:
+        signal.signal(signal.SIGTERM, handle)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        call()
+    except Terminated:
+        store.set("handled", "")
+        return "terminated"
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("call", [exact, two_tier, barrier])
+def test_a_handler_runs_while_its_rank_waits(call: Callable[[], None]) -> None:
+    outcomes = ranks.run(terminated, 4, call, env=ENV)
+    assert (outcomes[1], outcomes[3]) == ("terminated", "silent"), outcomes
+    for text in (outcomes[0], outcomes[2]):
+        assert "No word from rank" in text or "All ranks reported" in text or "The store" in text, outcomes
