@@ -130,9 +130,7 @@ void CudaWork::block_host(std::chrono::milliseconds timeout) {
       TORCH_CHECK_WITH(DistBackendError, owner, "isthmus: ", c10d::opTypeToString(opType_), ": ", text);
       std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, text));
     }
-    if (runs_signal_handlers()) {
-      run_signal_handlers();
-    }
+    run_signal_handlers();
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -15,9 +15,11 @@ namespace isthmus::torch_backend {
 // Python runs handlers in its main thread alone, which is the process's.
 inline bool runs_signal_handlers() { return syscall(SYS_gettid) == getpid() && Py_IsInitialized() != 0; }
 
-// Runs the handlers of signals that have come, in a thread that runs_signal_handlers(). Throws error_already_set if one
-// raises.
+// Runs the handlers of signals that have come, in that thread. Throws error_already_set if one raises.
 inline void run_signal_handlers() {
+  if (!runs_signal_handlers()) {
+    return;
+  }
   const pybind11::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) {
     throw pybind11::error_already_set();
