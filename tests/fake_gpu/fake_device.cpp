@@ -80,11 +80,9 @@ thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t fail(cudaError_t error) { return last_error = error; }
 
-// After an error that a kernel has made every call returns it.
-std::atomic<bool> has_failed = false;
-cudaError_t outcome() { return has_failed ? fail(cudaErrorIllegalAddress) : cudaSuccess; }
+cudaError_t outcome() { return gpu_has_failed ? fail(cudaErrorIllegalAddress) : cudaSuccess; }
 cudaError_t outcome_of_query(const std::vector<ResidentPtr>& kernels) {
-  return kernels.empty() || has_failed ? outcome() : fail(cudaErrorNotReady);
+  return kernels.empty() || gpu_has_failed ? outcome() : fail(cudaErrorNotReady);
 }
 
 int num_devices() {
@@ -190,29 +188,6 @@ using namespace isthmus::fake_gpu;
 
 FAKE_API cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 FAKE_API cudaError_t cudaPeekAtLastError() { return last_error; }
-FAKE_API const char* cudaGetErrorName(cudaError_t error) {
-  return error == cudaSuccess ? "cudaSuccess" : "cudaError of the fake GPU";
-}
-FAKE_API const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorNoDevice:
-      return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-      return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle:
-      return "invalid resource handle";
-    case cudaErrorIllegalAddress:
-      return "an illegal memory access was encountered";
-    case cudaErrorNotSupported:
-      return "the fake GPU does not support this";
-    default:
-      return "an error of the fake GPU";
-  }
-}
 
 // --- devices
 
@@ -404,6 +379,3 @@ FAKE_API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCap
 }
 FAKE_API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 FAKE_API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
-
-// For tests (ctypes): a kernel has failed; from now on streams, events and the device say so.
-FAKE_API void fake_gpu_fail() { has_failed = true; }

@@ -88,3 +88,29 @@ FAKE_API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** f
   *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
+
+// --- names of errors
+
+FAKE_API const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaSuccess ? "cudaSuccess" : "cudaError of the fake GPU";
+}
+FAKE_API const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle:
+      return "invalid resource handle";
+    case cudaErrorIllegalAddress:
+      return "an illegal memory access was encountered";
+    case cudaErrorNotSupported:
+      return "the fake GPU does not support this";
+    default:
+      return "an error of the fake GPU";
+  }
+}

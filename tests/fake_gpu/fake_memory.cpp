@@ -191,3 +191,6 @@ FAKE_API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStre
   trace_work("clear", stream, {isthmus::test::writes(to, static_cast<int64_t>(bytes))});
   return cudaMemset(to, value, bytes);
 }
+
+// For tests (ctypes): as if a kernel had failed.
+FAKE_API void fake_gpu_fail() { gpu_has_failed = true; }

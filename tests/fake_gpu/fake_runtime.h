@@ -19,6 +19,9 @@ namespace isthmus::fake_gpu {
 // Gives up if `stream` is none of the process.
 void check_stream(cudaStream_t stream, const char* caller);
 
+// A kernel has failed: streams, events and the device say so.
+inline std::atomic<bool> gpu_has_failed = false;
+
 // Set where FAKE_NCCL_SPINS is: a kernel of NCCL whose peers do not come spins until its communicator is aborted.
 bool nccl_spins();
 
