@@ -7,6 +7,7 @@
 #include "isthmus/device.h"
 #include "isthmus/error.h"
 #include "kernels/block/float_types.h"
+#include "kernels/block/residual_guard.h"
 
 namespace isthmus {
 namespace {
@@ -83,9 +84,17 @@ class Host final : public Device {
 
   void set_context(DeviceContext* /*context*/, PacketContext /*value*/, Stream /*stream*/) override {}
   void next_step(DeviceContext* /*context*/, Stream /*stream*/) override {}
-  DeviceCodecCounts codec_counts() override { return {}; }
+  CodecCounts guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) override {
+    CodecCounts counts;
+    if (kernels::is_spike(*guard)) {
+      clear(residual, stream);
+      counts.spikes = 1;
+    }
+    kernels::next_step(*guard);
+    return counts;
+  }
+  CodecCounts codec_counts() override { return {}; }
   void reset_codec_counts() override {}
-  void end_step(bool /*skipped*/, Stream /*stream*/) override {}
   void throw_if_faulted() override {}
   void begin_range(const char* /*name*/) override {}
   void end_range() override {}

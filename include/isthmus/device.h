@@ -38,12 +38,6 @@ using EventPtr = std::shared_ptr<Event>;
 // Device memory. It is freed with its last owner, once all work enqueued by then is done with it.
 using DeviceMemory = std::shared_ptr<void>;
 
-// What a device's codecs counted while they ran, because encodings and decodings return too early to know it.
-struct DeviceCodecCounts {
-  CodecCounts codec;             // without encoded_elements, which encodings return
-  int64_t skipped_elements = 0;  // kept elements of steps that were thrown away
-};
-
 // Sums of squares: what a lossy codec was given, and what it dropped. The device updates them asynchronously; the host
 // may read them at any time without waiting.
 struct SquaredError {
@@ -120,12 +114,15 @@ class Device {
   virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
   virtual void next_step(DeviceContext* context, Stream stream) = 0;
 
-  // What its codecs counted since the last reset, as far as it is known by now. On the CPU encodings and decodings
-  // return their counts instead.
-  virtual DeviceCodecCounts codec_counts() = 0;
+  // Called when all of a step is encoded that `guard` was shown. If values were far larger than in the steps before,
+  // the residual (float32) becomes zeros: the step will be thrown away, or is worth more than what is left of it.
+  // Returns what is known of it at once.
+  virtual CodecCounts guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) = 0;
+
+  // What its codecs counted since the last reset, as far as it is known by now, without encoded_elements. On the CPU
+  // the calls return their counts instead.
+  virtual CodecCounts codec_counts() = 0;
   virtual void reset_codec_counts() = 0;
-  // Ends a step. If its result was thrown away, the elements that codecs sent in it count as skipped.
-  virtual void end_step(bool skipped, Stream stream) = 0;
 
   // Throws the PacketError that the CPU would have thrown while decoding, once a codec found it and the host can see
   // it. Does not wait.

@@ -66,8 +66,7 @@ struct Stats {
   WeightStats weights;
   int64_t compressed_calls = 0;                // reductions that went through a lossy codec
   std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
-  int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (UnitStates::count_skipped_step)
-  int64_t skipped_elements = 0;  // elements that lossy codecs sent in skipped steps: the residuals lack them
+  int64_t skipped_steps = 0;                   // steps whose result was thrown away (UnitStates::skip_step)
   int64_t num_units = 0;
   int64_t residual_bytes = 0;     // of all units, with the residuals of all-reduced results
   int64_t dropped_residuals = 0;  // units whose residuals were given up: that part of their gradients never arrives

@@ -121,18 +121,17 @@ class UnitStates {
   virtual void forget(const std::set<uint64_t>& owners) = 0;
   // Multiplies residuals by `factor` (finite and above 0), by which later gradients are larger than earlier ones.
   virtual void scale_residuals(double factor, const Owners& owners = {}) = 0;
-  // Ends a step whose result was used, or thrown away. A step that was thrown away counts in Stats::skipped_steps, and
-  // what lossy codecs sent since the previous step's end in skipped_elements.
-  virtual void count_step(const Owners& owners = {}) = 0;
-  virtual void count_skipped_step(const Owners& owners = {}) = 0;
-  // Begins a step that may be undone. All units, new ones too, count their reductions from `step` on, which is equal on
-  // all ranks and seeds the codecs: a rank that joined a moment ago then sends and expects what the others do. The low
-  // kStepBits bits count steps for dense_steps and error_interval. Residuals are copied for undo_step(), in as much
-  // memory again. On a GPU the copies are work of the lanes that use residuals.
+  // Begins a step of these owners' units that may be undone. Residuals are copied for that, in as much memory again. On
+  // a GPU the copies are work of the lanes that use residuals. With `step` units, new ones too, count their reductions
+  // from it on. It is equal on all ranks and seeds the codecs: a rank that joined a moment ago then sends and expects
+  // what the others do. Its low kStepBits bits count steps for dense_steps and error_interval.
   static constexpr int kStepBits = 40;
-  virtual void begin_step(uint64_t step) = 0;
-  // Restores the residuals and scales that units had at begin_step(). Units that are new since then lose theirs.
-  virtual void undo_step() = 0;
+  virtual void begin_step(std::optional<uint64_t> step, const Owners& owners = {}) = 0;
+  // Restores the residuals, scales and steps that these units had at begin_step(). Those that are new since then, or
+  // never began a step, lose their residuals; returns how many had some.
+  virtual int64_t undo_step(const Owners& owners = {}) = 0;
+  // undo_step() of a step whose result was thrown away, which Stats::skipped_steps counts.
+  virtual int64_t skip_step(const Owners& owners = {}) = 0;
   // Adds to Stats::dropped_residuals the residuals that were dropped before they came here.
   virtual void count_dropped(int64_t num_units) = 0;
 };

@@ -10,15 +10,14 @@
 namespace isthmus::kernels {
 
 using isthmus::DeviceContext;
+using isthmus::ResidualGuard;
 
-// Counts in device memory, which the owner zeroes. Encodings add to the first three; the end of a step updates the
-// others.
+// Counts in device memory, which the owner zeroes.
 struct DeviceCounts {
   uint64_t chosen_elements = 0;  // reached the threshold; those that were not kept are held back
   uint64_t kept_elements = 0;
   uint64_t non_finite_blocks = 0;
-  uint64_t kept_before_step = 0;  // kept_elements at the end of the last step
-  uint64_t skipped_elements = 0;  // kept in steps that were thrown away
+  uint64_t spikes = 0;  // residuals that were dropped
 };
 
 // The 48 bytes of PacketHeader. Kernels write and compare whole words.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/block/residual_guard.h"
 #include "kernels/quant/lane_math.h"
 #include "kernels/quant/layout.h"
 #include "kernels/quant/planes.h"
@@ -141,10 +142,12 @@ ISTHMUS_QUANT void dequantize_group(const Lanes& lanes, typename Lanes::Word sig
 // Encodes the first `num_groups` groups of a block, the rest as missing; with no groups it writes nothing. `scales` and
 // `words` (QuantWords or its like) are the block's own. load(row) gives a row of the block, zeros for a missing row.
 // keep(row, value) is called, if Keep::kWanted, with the value that the receiver decodes for each row, except for
-// groups that are missing or hold NaN or Inf. Returns how many groups hold NaN or Inf.
+// groups that are missing or hold NaN or Inf. Returns how many groups hold NaN or Inf. `level` becomes that of the
+// largest group (residual_guard.h), if it was lower.
 template <typename Lanes, typename Load, typename Keep, typename Words>
 ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
-                               int num_groups, const Load& load, const Keep& keep, uint16_t* scales, Words& words) {
+                               int num_groups, const Load& load, const Keep& keep, uint16_t* scales, Words& words,
+                               uint32_t& level) {
   const typename Lanes::Word signs = random_signs(lanes, seed, block);
   int non_finite_groups = 0;
   typename Lanes::Word codes[kQuantRows];
@@ -168,6 +171,8 @@ ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, u
     }
     non_finite_groups += present && !finite;
     if constexpr (Keep::kWanted) {
+      const uint32_t of_group = level_of_squares(quant_bits_of(group.energy), quant_bits_of(group.factor));
+      level = present && finite && of_group > level ? of_group : level;
       dequantize_group(lanes, signs, first_row, codes + first_row, quantizer.centre, scale, rows);
       ISTHMUS_UNROLL
       for (int r = 0; r < kQuantGroupRows; ++r) {

@@ -64,7 +64,7 @@ void for_each_block(int64_t num_groups, Visit visit) {
 
 template <typename Rows>
 int64_t encode_blocks(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
-                      float* residual, uint16_t* scales, uint32_t* words) {
+                      float* residual, uint16_t* scales, uint32_t* words, uint32_t& level) {
   const Quantizer quantizer(bits);
   int64_t non_finite_groups = 0;
   for_each_block(num_groups, [&](int64_t block, int groups) {
@@ -72,15 +72,15 @@ int64_t encode_blocks(int bits, uint64_t seed, int64_t first_block, int64_t num_
     const Rows rows = {piece + first, residual == nullptr ? nullptr : residual + first, groups * kQuantGroupRows};
     QuantWords<VectorLanes, uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * bits};
     non_finite_groups += encode_block(kVectorLanes16, quantizer, seed, first_block + block, groups, rows, rows,
-                                      scales + block * kQuantGroups, block_words);
+                                      scales + block * kQuantGroups, block_words, level);
   });
   return non_finite_groups;
 }
 
 inline int64_t encode(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
-                      float* residual, uint16_t* scales, uint32_t* words) {
+                      float* residual, uint16_t* scales, uint32_t* words, uint32_t& level) {
   const auto encode_them = residual == nullptr ? encode_blocks<PieceRows> : encode_blocks<SumRows>;
-  return encode_them(bits, seed, first_block, num_groups, piece, residual, scales, words);
+  return encode_them(bits, seed, first_block, num_groups, piece, residual, scales, words, level);
 }
 
 inline void decode_add(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,

@@ -166,9 +166,13 @@ struct QuantizeBlocks {
     const Quantizer quantizer(job.bits);
     const SumsOfPackets checksum(group);
     checksum.clear(1);
+    uint32_t level = 0;
     for_each_in_step(group, job.shape.num_blocks, [&](const auto& lanes, int64_t block) {
-      checksum.add(0, encode(group, lanes, quantizer, seed, block));
+      checksum.add(0, encode(group, lanes, quantizer, seed, block, level));
     });
+    if (kFeedback && job.guard != nullptr && level > job.guard->largest) {
+      group.fetch_max(job.guard->largest, level);
+    }
     checksum.write_part_of(group, 0, job.parts, 0);
     if (group.group_number() == 0) {
       write_padding(group);
@@ -187,14 +191,14 @@ struct QuantizeBlocks {
   // Returns this thread's part of the codes' checksum.
   template <typename Group, typename Lanes>
   ISTHMUS_DEVICE uint64_t encode(Group& group, const Lanes& lanes, const Quantizer& quantizer, uint64_t seed,
-                                 int64_t block) const {
+                                 int64_t block, uint32_t& level) const {
     const int num_groups = groups_of_block(job.shape, block);
     const int64_t first = block * kQuantBlockElements;
     const QuantRows<Piece, kFeedback, Lanes> rows = {
         &lanes, piece() + first, kFeedback ? job.residual + first : nullptr, num_groups * kQuantGroupRows};
     auto words = words_of_block(lanes, job.packet, job.layout, job.bits, block);
     const int non_finite_groups = encode_block(lanes, quantizer, seed, block, num_groups, rows, rows,
-                                               scales_of_block(job.packet, job.layout, block), words);
+                                               scales_of_block(job.packet, job.layout, block), words, level);
     if (non_finite_groups > 0 && lanes.writes()) {
       group.fetch_add(job.counts->non_finite_blocks, static_cast<uint64_t>(non_finite_groups));
     }

@@ -3,6 +3,7 @@
 
 #include "kernels/block/float_types.h"
 #include "kernels/block/passes.h"
+#include "kernels/block/residual_guard.h"
 #include "kernels/tagc/block.h"
 #include "kernels/tagc/digits.h"
 #include "kernels/tagc/job.h"
@@ -118,17 +119,21 @@ struct AddAndMark {
     group.sync();
     const uint32_t bound = job.state->bound;
     uint64_t candidates = 0;
+    uint32_t largest = 0;  // of this thread's sums
     int turn = 0;
     for_each_by_group(group, num_turns(job.shape), [&](int64_t tile) {
       uint32_t* flagged = shared.flagged[turn];
       add_tile(group, tile, shared.sums, flagged);
       group.sync();
       clear(group, shared.flagged[1 - turn], kMaxTileBlocks / 32);
-      candidates += mark_tile(group, tile, bound, flagged, shared);
+      candidates += mark_tile(group, tile, bound, flagged, shared, largest);
       group.sync();
       write_tile(group, tile, flagged, shared.marks);
       turn = 1 - turn;
     });
+    if (job.guard != nullptr && level_of_magnitude(largest) > job.guard->largest) {
+      group.fetch_max(job.guard->largest, level_of_magnitude(largest));
+    }
     candidates = group.sum(candidates);
     if (group.thread() == 0) {
       group.fetch_add(job.state->candidates, static_cast<uint32_t>(candidates));
@@ -224,10 +229,11 @@ struct AddAndMark {
     }
   }
 
-  // Returns how many elements this thread marked in blocks without a flag. A thread reads the sums that it wrote.
+  // Returns how many elements this thread marked in blocks without a flag. `largest` becomes the largest magnitude of
+  // these blocks, if it was lower. A thread reads the sums that it wrote.
   template <typename Group>
-  ISTHMUS_DEVICE uint32_t mark_tile(Group& group, int64_t tile, uint32_t bound, const uint32_t* flagged,
-                                    Shared& shared) const {
+  ISTHMUS_DEVICE uint32_t mark_tile(Group& group, int64_t tile, uint32_t bound, const uint32_t* flagged, Shared& shared,
+                                    uint32_t& largest) const {
     uint32_t candidates = 0;
     for_each_of_group(group, kTileQuads, [&](int64_t q) {
       const Quad sum = shared.sums[q];
@@ -242,6 +248,7 @@ struct AddAndMark {
       store(tile, q, sum);
       ISTHMUS_UNROLL
       for (int i = 0; i < 4; ++i) {
+        largest = magnitude(sum.value[i]) > largest ? magnitude(sum.value[i]) : largest;
         if ((marks >> i & 1) != 0) {
           group.fetch_add(shared.counts[digit_of(magnitude(sum.value[i]), 0)], 1U);
           ++candidates;

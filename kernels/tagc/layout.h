@@ -63,6 +63,7 @@ struct Selection {
   int64_t kept_elements = 0;      // in blocks that are not flagged
   int64_t non_finite_blocks = 0;  // flagged
   int64_t non_finite_elements = 0;
+  uint32_t largest = 0;  // magnitude in blocks that are not flagged, by its bits
 };
 
 struct PeelResult {

@@ -39,14 +39,20 @@ Threshold find_threshold(int64_t keep, ForEach for_each) {
   return {prefix, keep};
 }
 
-// residual += piece for 64 elements; bit i of the result: |residual[i]| is at least `bound`, as bit patterns.
-inline uint64_t add_and_mark_64(const float* __restrict piece, float* __restrict residual, uint32_t bound) {
+// residual += piece for 64 elements; bit i of the result: |residual[i]| is at least `bound`, as bit patterns. `largest`
+// becomes the largest of these, if it was lower.
+inline uint64_t add_and_mark_64(const float* __restrict piece, float* __restrict residual, uint32_t bound,
+                                uint32_t& largest) {
   const int32_t signed_bound = static_cast<int32_t>(bound);  // magnitudes have no sign bit
+  int32_t most = static_cast<int32_t>(largest);
   uint8_t reached[64];
   for (int i = 0; i < 64; ++i) {
     residual[i] += piece[i];
-    reached[i] = static_cast<int32_t>(magnitude(residual[i])) >= signed_bound;
+    const auto bits = static_cast<int32_t>(magnitude(residual[i]));
+    reached[i] = bits >= signed_bound;
+    most = bits > most ? bits : most;
   }
+  largest = static_cast<uint32_t>(most);
   uint64_t marked = 0;
   for (int64_t byte = 0; byte < 8; ++byte) {  // eight bytes of 0 or 1 become eight bits
     uint64_t eight;
@@ -89,15 +95,17 @@ inline uint64_t mark_non_finite(const float* piece, const float* residual, int64
   return marked;
 }
 
-// residual += piece for up to 64 elements; returns bits for the sums that reach `bound`.
-inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count, uint32_t bound) {
+// The same for up to 64 elements.
+inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count, uint32_t bound, uint32_t& largest) {
   if (count >= 64) {
-    return add_and_mark_64(piece, residual, bound);
+    return add_and_mark_64(piece, residual, bound, largest);
   }
   uint64_t marked = 0;
   for (int64_t i = 0; i < count; ++i) {
     residual[i] += piece[i];
-    marked |= static_cast<uint64_t>(magnitude(residual[i]) >= bound) << i;
+    const uint32_t bits = magnitude(residual[i]);
+    marked |= static_cast<uint64_t>(bits >= bound) << i;
+    largest = bits > largest ? bits : largest;
   }
   return marked;
 }
@@ -131,7 +139,7 @@ inline Collected collect(const TagcShape& shape, uint32_t bound, const float* pi
         block_index[w] = mark_non_finite(word_piece, word_residual, word_count);
         selection.non_finite_elements += __builtin_popcountll(block_index[w]);
       } else {
-        block_index[w] = add_and_mark(word_piece, word_residual, word_count, bound);
+        block_index[w] = add_and_mark(word_piece, word_residual, word_count, bound, selection.largest);
         collected.append(word_residual, block_index[w]);
       }
     }

@@ -31,9 +31,9 @@ void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
   cuda::add_squared_error(executor, job);
 }
 
-void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream) {
+void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream) {
   cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
-  cuda::end_step(executor, counts, is_skipped);
+  cuda::guard_residual(executor, guard, residual, counts);
 }
 
 }  // namespace isthmus::kernels

@@ -22,7 +22,7 @@ void cuda_add(ConstBuffer values, Buffer sums, void* stream);
 // sums on every device.
 void cuda_add_squared_error(const SquaredErrorJob& job, void* stream);
 
-// Ends a step, in stream order: if `is_skipped`, what was kept since the last end is added to skipped_elements.
-void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream);
+// Device::guard_residual(), whose count is added to `counts`.
+void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream);
 
 }  // namespace isthmus::kernels

@@ -1,4 +1,4 @@
-// Arithmetic on whole buffers, and the counts of a step, on many groups: what buffer.h has for the CPU.
+// Arithmetic on whole buffers, and guards of residuals, on many groups: what buffer.h and host.cpp have for the CPU.
 #pragma once
 
 #include <bit>
@@ -7,6 +7,7 @@
 #include "kernels/block/device.h"
 #include "kernels/block/float_types.h"
 #include "kernels/block/passes.h"
+#include "kernels/block/residual_guard.h"
 #include "kernels/values/squared_error_job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -195,21 +196,27 @@ struct AddSquaredError {
   }
 };
 
-// Ends a step: if its result was thrown away, what was kept since the last step is skipped. One thread runs it.
-struct EndStep {
-  static constexpr int kThreads = 32;
+// Zeros the residual after a spike, and begins the guard's next step. Otherwise it reads the guard alone.
+struct GuardResidual {
+  static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
+  static constexpr int64_t kMaxGroups = 256;
 
+  ResidualGuard* guard;
+  float* residual;
+  int64_t num_elements;
   DeviceCounts* counts;
-  bool is_skipped;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (group.group_number() != 0 || group.thread() != 0) {
-      return;
+    const bool drops = is_spike(*guard);
+    if (drops) {
+      for_each_of_all(group, num_elements, [&](int64_t i) { residual[i] = 0; });
     }
-    counts->skipped_elements += is_skipped ? counts->kept_elements - counts->kept_before_step : 0;
-    counts->kept_before_step = counts->kept_elements;
+    if (group.is_last(guard->arrived) && group.thread() == 0) {
+      counts->spikes += drops ? 1 : 0;
+      next_step(*guard);
+    }
   }
 };
 

@@ -89,9 +89,11 @@ void multiply(Executor& executor, Buffer values, double factor) {
   }
 }
 
+// residual: float32.
 template <typename Executor>
-void end_step(Executor& executor, DeviceCounts* counts, bool is_skipped) {
-  executor.run(EndStep{counts, is_skipped}, 1, 0);
+void guard_residual(Executor& executor, ResidualGuard* guard, Buffer residual, DeviceCounts* counts) {
+  const int64_t groups = std::min(divide_up(residual.num_elements, kPassThreads), GuardResidual::kMaxGroups);
+  executor.run(GuardResidual{guard, residual.as<float>(), residual.num_elements, counts}, groups, 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

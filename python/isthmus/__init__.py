@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from isthmus.report.statistics import reset_stats, stats
     from isthmus.report.summary import summary
     from isthmus.residuals.saved import LoadReport
-    from isthmus.residuals.state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
+    from isthmus.residuals.state import (
+        begin_step,
+        clear_residuals,
+        load_checkpoint,
+        load_state_dict,
+        scale_residuals,
+        skip_step,
+        state_dict,
+    )
     from isthmus.units.prepare import prepare, unit
 
 __all__ = [
@@ -44,6 +52,7 @@ __all__ = [
     "PacketError",
     "TransportError",
     "attach",
+    "begin_step",
     "clear_residuals",
     "detach",
     "explain",
@@ -53,6 +62,7 @@ __all__ = [
     "prepare",
     "reset_stats",
     "scale_residuals",
+    "skip_step",
     "state_dict",
     "stats",
     "summary",
@@ -63,6 +73,7 @@ __all__ = [
 _MODULES = {
     "LoadReport": "residuals.saved",
     "attach": "attached.attach",
+    "begin_step": "residuals.state",
     "clear_residuals": "residuals.state",
     "detach": "attached.attach",
     "explain": "report.explain",
@@ -72,6 +83,7 @@ _MODULES = {
     "prepare": "units.prepare",
     "reset_stats": "report.statistics",
     "scale_residuals": "residuals.state",
+    "skip_step": "residuals.state",
     "state_dict": "residuals.state",
     "stats": "report.statistics",
     "summary": "report.summary",

@@ -12,6 +12,7 @@ CodecCounts& CodecCounts::operator+=(const CodecCounts& other) {
   held_back_elements += other.held_back_elements;
   estimated_elements += other.estimated_elements;
   non_finite_blocks += other.non_finite_blocks;
+  spikes += other.spikes;
   return *this;
 }
 

@@ -21,6 +21,7 @@ void add_arguments(kernels::EncodeJobBase& job, const DeviceEncode& encode) {
   job.packet = encode.packet.as<uint8_t>();
   job.counts = encode.counts;
   job.counted = encode.context.counted;
+  job.guard = encode.context.guard;
   job.num_pieces = encode.num_pieces;
   job.left_out = encode.left_out;
   job.steps = encode.steps;

@@ -7,13 +7,13 @@ namespace isthmus {
 
 namespace {
 
-DeviceCodecCounts difference(const kernels::DeviceCounts& now, const kernels::DeviceCounts& before) {
-  DeviceCodecCounts counts;
+CodecCounts difference(const kernels::DeviceCounts& now, const kernels::DeviceCounts& before) {
+  CodecCounts counts;
   const auto kept = static_cast<int64_t>(now.kept_elements - before.kept_elements);
-  counts.codec.kept_elements = kept;
-  counts.codec.held_back_elements = static_cast<int64_t>(now.chosen_elements - before.chosen_elements) - kept;
-  counts.codec.non_finite_blocks = static_cast<int64_t>(now.non_finite_blocks - before.non_finite_blocks);
-  counts.skipped_elements = static_cast<int64_t>(now.skipped_elements - before.skipped_elements);
+  counts.kept_elements = kept;
+  counts.held_back_elements = static_cast<int64_t>(now.chosen_elements - before.chosen_elements) - kept;
+  counts.non_finite_blocks = static_cast<int64_t>(now.non_finite_blocks - before.non_finite_blocks);
+  counts.spikes = static_cast<int64_t>(now.spikes - before.spikes);
   return counts;
 }
 
@@ -28,7 +28,7 @@ std::unique_ptr<Codec> GpuDevice::make_codec(const std::string& name, const Opti
   return type.make_on_device(options, wire_dtype, ranks_per_node, *this);
 }
 
-DeviceCodecCounts GpuDevice::codec_counts() {
+CodecCounts GpuDevice::codec_counts() {
   const std::lock_guard lock(counts_mutex_);
   return difference(read_counts(), counts_at_reset_);
 }

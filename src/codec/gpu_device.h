@@ -36,7 +36,7 @@ class GpuDevice : public Device {
   std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                     int ranks_per_node) override;
   DataType piece_dtype(DataType dtype) const override { return dtype; }
-  DeviceCodecCounts codec_counts() override;
+  CodecCounts codec_counts() override;
   // Subtracts the present counts from later ones. The device's words only grow, so encodings under way, or in a graph,
   // are not disturbed.
   void reset_codec_counts() override;

@@ -96,7 +96,7 @@ struct Communicator::Parts {
         path(make_path(tiers, *device, options)),
         statistics(*device, options.max_units),
         planner(tiers, *device, options),
-        units(tiers, *device, planner, statistics),
+        units(tiers, planner, statistics),
         replicas(*device, options.max_units),
         weight_crossing(tiers, options, *device, [this] { throw_if_aborted(); }),
         reduction_scratch(*device),

@@ -342,8 +342,10 @@ kernels::DeviceCounts CudaDevice::read_counts() {
   return copied;
 }
 
-void CudaDevice::end_step(bool skipped, Stream stream) {
-  launch_on(ordinal(), [&] { kernels::cuda_end_step(&implementation_->words()->counts, skipped, stream.handle); });
+CodecCounts CudaDevice::guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) {
+  launch_on(ordinal(),
+            [&] { kernels::cuda_guard_residual(guard, residual, &implementation_->words()->counts, stream.handle); });
+  return {};
 }
 
 void CudaDevice::throw_if_faulted() {

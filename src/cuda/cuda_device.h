@@ -63,7 +63,7 @@ class CudaDevice : public GpuDevice {
   void set_context(DeviceContext* context, PacketContext value, Stream stream) override;
   void next_step(DeviceContext* context, Stream stream) override;
 
-  void end_step(bool skipped, Stream stream) override;
+  CodecCounts guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) override;
 
   void throw_if_faulted() override;
 

@@ -159,9 +159,9 @@ void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
   fake::add_squared_error(executor, job);
 }
 
-void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream) {
+void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream) {
   Executor executor(stream);
-  fake::end_step(executor, counts, is_skipped);
+  fake::guard_residual(executor, guard, residual, counts);
 }
 
 }  // namespace isthmus::kernels

@@ -33,8 +33,8 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         _ready_in_process = os.getpid()
         core = native.load()
         core.set_split_function(split)
-        core.set_warning_function(_warn_on_first_rank)
-        core.set_third_step_function(_tell_of_what_is_missing)
+        core.set_warning_function(warn_on_first_rank)
+        core.set_look_function(_look)
         core.set_shutdown_listener(_keep_last_stats)
         core.set_fsdp_caller(_fsdp_caller)
         core.set_weights_caller(_weights_caller)
@@ -110,16 +110,19 @@ def _is_first_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0  # torchft's groups need no default group
 
 
-def _warn_on_first_rank(text: str) -> None:
+def warn_on_first_rank(text: str) -> None:
     """Warn on rank 0 of what all ranks find. Called by the native module, on the thread that calls a collective."""
     if _is_first_rank():
         warn_once(text)
 
 
-def _tell_of_what_is_missing() -> None:
-    """Warn of what is not compressed. Called by the native module when the third step of a group begins."""
-    if _is_first_rank() and backends_of(list(dist.distributed_c10d._world.pg_map)):  # not for torchft's groups alone
-        from isthmus.report.missing import missing
+def _look(is_third_step: bool) -> None:
+    """Warn of what the statistics show. Called by the native module when a group's third step begins, and later."""
+    if not backends_of(list(dist.distributed_c10d._world.pg_map)):  # not for torchft's groups alone
+        return
+    from isthmus.report.missing import missing, spikes
 
+    if is_third_step and _is_first_rank():
         for subject, text in missing().items():
             warn_once(text, subject)
+    warn_once(spikes(), "spikes")  # on the rank that met one

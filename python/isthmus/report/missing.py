@@ -1,4 +1,4 @@
-"""What was asked for and does not come."""
+"""What was asked for and does not come, and what was dropped."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _EXACT = "exact reductions: "
 _TOO_SMALL = "below min_elements"
 
+_SPIKES = "residuals dropped: "
+
 Group = tuple["_C.Options", dict[str, Any]]  # options and `isthmus.stats`
 
 
@@ -28,6 +30,15 @@ def missing() -> dict[str, str]:
     return {
         subject: text for subject, text in (("gradients", _gradients(groups)), ("weights", _weights(groups))) if text
     }
+
+
+def spikes() -> str:
+    """Return what to do about residuals that were dropped after gradients far larger than before; "" if none were."""
+    for backend in named_backends().values():
+        for note in backend.stats()["notes"]:
+            if note.startswith(_SPIKES):
+                return str(note)
+    return ""
 
 
 def _gradients(groups: Sequence[Group]) -> str:

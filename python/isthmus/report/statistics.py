@@ -21,7 +21,6 @@ _COUNTS = (
     "weights",
     "compressed_calls",
     "exact_calls",
-    "skipped_elements",
     "num_units",
     "residual_bytes",
     "dropped_residuals",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.backends import backends_of
+from isthmus.group.process import warn_once
 from isthmus.residuals.known import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved import (
     RESIDUALS,
@@ -333,3 +335,34 @@ def clear_residuals(model_or_group: Target = None) -> None:
     """Forget all residuals, as if training had just begun."""
     for _, backend in _groups(model_or_group):
         backend.clear_units(_owners(model_or_group))
+
+
+# Models and groups for which the program calls begin_step.
+_begun: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def begin_step(model_or_group: Target = None) -> None:
+    """Begin a step that `skip_step` can undo. It keeps a copy of the residuals, in as much memory again.
+
+    All ranks call it in every step, before the first backward pass.
+    """
+    groups = _groups(model_or_group)
+    for _, backend in groups:
+        backend.begin_step(owners=_owners(model_or_group))
+    _begun.update([group for group, _ in groups] if model_or_group is None else [model_or_group])
+
+
+def skip_step(model_or_group: Target = None) -> None:
+    """Undo a step whose gradients are thrown away: residuals are what they were at `begin_step`.
+
+    All ranks call it, instead of `optimizer.step()`. A step that did not begin with `begin_step` cannot be undone: the
+    residuals are dropped, which a warning says once, and `isthmus.stats()["dropped_residuals"]` counts.
+    """
+    groups = _groups(model_or_group)
+    has_begun = model_or_group in _begun or all(group in _begun for group, _ in groups)
+    lost = [backend.skip_step(_owners(model_or_group)) for _, backend in groups]
+    if not has_begun and any(lost):
+        for (_, backend), num_units in zip(groups, lost, strict=True):
+            backend.count_dropped(num_units)
+        if any(group.rank() == 0 for group, _ in groups):
+            warn_once("skip_step dropped residuals: call isthmus.begin_step(model) before each step's backward pass")

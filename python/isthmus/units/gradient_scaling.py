@@ -1,4 +1,4 @@
-"""Gradient scaling: residuals follow the loss scale, and skipped steps are counted."""
+"""Gradient scaling: residuals follow the loss scale, and skipped steps are undone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _followed(kind: Any) -> Any:
             super().update(new_scale)
             new = self.get_scale()  # on a GPU the host waits for it
             # If the scaler itself lowered the scale, a gradient was not finite.
-            _end_step(list(_followers[self].values()), old, new, skipped=new_scale is None and new < old)
+            if self.is_enabled():
+                _end_step(list(_followers[self].values()), old, new, skipped=new_scale is None and new < old)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             _, _, *state = super().__reduce_ex__(2)
@@ -61,9 +62,14 @@ def _followed(kind: Any) -> Any:
 
 
 def _end_step(followers: Sequence[_Follower], old: float, new: float, *, skipped: bool) -> None:
-    """Let residuals follow the loss scale, and count a step. Does not wait."""
-    factor = new / old if old else 0.0  # a scale of 0 cannot be scaled back
+    """Undo a step that was skipped, let residuals follow the loss scale, and begin the next step."""
     owners = {owner for follower in followers for owner in follower.owners}
     groups = dict.fromkeys(group for follower in followers for group in follower.groups)
     for backend in backends_of(groups):
-        backend.end_step(skipped, factor, owners)
+        if skipped:
+            backend.skip_step(owners)
+        if not old or not new:  # nothing can be scaled back
+            backend.clear_units(owners)
+        elif new != old:
+            backend.scale_residuals(new / old, owners)
+        backend.begin_step(owners=owners)

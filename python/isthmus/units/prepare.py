@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from isthmus import native
 from isthmus.backends import backends_of, isthmus_backend
+from isthmus.group.process import warn_on_first_rank
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
 from isthmus.units.collectives import replace_collectives
 from isthmus.units.copies import why_fsdp1_is_exact
@@ -29,6 +30,7 @@ from isthmus.units.models import (
 )
 from isthmus.units.owners import number_of, owners_of
 from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
+from isthmus.units.rows import noisy_rows
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -59,7 +61,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     unit's: `model.set_reduce_scatter_max_input_buffers(2)`, unless the model was given another number.
 
     scaler: the GradScaler (or ShardedGradScaler) of the training loop. Its `update` then lets residuals follow the loss
-    scale, and counts skipped steps.
+    scale, and undoes a step that is skipped.
 
     Raises ValueError if there is nothing to prepare in `model`, if a unit belongs to another prepared model, or if it
     was prepared with other arguments before.
@@ -67,6 +69,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     earlier = _prepared.get(model)
     if earlier is None:
         _prepared[model] = _prepare_units(model, Prepared(name, units))
+        warn_on_first_rank(noisy_rows(model, _prepared[model]))
     elif (earlier.name, earlier.patterns) != (name, units):
         raise ValueError(
             f"this model was prepared with name={earlier.name!r} and units={earlier.patterns!r} before: "

@@ -99,13 +99,17 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
 
   Checksum checksum(words_after_header(layout.codes));
   CodecCounts counts;
+  uint32_t level = context.guard != nullptr ? context.guard->largest : 0;
   for_each_tile(bits_, shape, layout, [&](const Tile& tile) {
     counts.non_finite_blocks += kernel.encode(
         bits_, seed, tile.first_block, tile.num_groups, values + tile.first_element,
         kept == nullptr ? nullptr : kept + tile.first_element, reinterpret_cast<uint16_t*>(bytes + tile.scales),
-        reinterpret_cast<uint32_t*>(bytes + tile.codes));
+        reinterpret_cast<uint32_t*>(bytes + tile.codes), level);
     checksum.add(bytes + tile.codes, tile.codes_end - tile.codes);
   });
+  if (context.guard != nullptr) {
+    context.guard->largest = level;
+  }
   const int64_t first_of_tail = shape.num_elements - shape.tail_elements;
   const bool tail_is_finite =
       encode_tail(shape.tail_elements, values + first_of_tail, kept == nullptr ? nullptr : kept + first_of_tail,

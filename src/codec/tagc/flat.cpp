@@ -82,6 +82,7 @@ CodecCounts TagcFlat::encode(ConstBuffer chunk, Buffer residual, Buffer index, B
   const uint32_t bound = kernel.sample_bound(shape, keep, chunk.as<float>(), residual.as<float>(), candidates);
   const kernels::Selection selection =
       kernel.select(shape, keep, bound, chunk.as<float>(), residual.as<float>(), flags, marks, candidates);
+  show_largest(selection, context);
 
   std::fill_n(sketch.as<float>(), shape.num_cells(), 0.0F);
   kernel.insert_sum(shape, scratch_.hash(shape, tagc_seed(context)), flags, marks, residual.as<float>(),

@@ -112,6 +112,7 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), candidates);
   const kernels::Selection selection =
       kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flags, index, candidates);
+  show_largest(selection, context);
 
   const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
   const int64_t first_block = tagc_first_block(shape, context);

@@ -6,6 +6,7 @@
 
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
+#include "kernels/block/residual_guard.h"
 
 namespace isthmus {
 
@@ -117,6 +118,12 @@ int64_t tagc_first_block(const TagcShape& shape, PacketContext context) {
   constexpr uint64_t kStride = 0x9e3779b9;
   const uint64_t place = (context.step * kStride) & 0xffffffff;
   return static_cast<int64_t>(place * static_cast<uint64_t>(shape.num_blocks) >> 32);
+}
+
+void show_largest(const kernels::Selection& selection, const PacketContext& context) {
+  if (context.guard != nullptr) {
+    context.guard->largest = std::max(context.guard->largest, kernels::level_of_magnitude(selection.largest));
+  }
 }
 
 const kernels::BlockRows* TagcScratch::hash(const TagcShape& shape, uint64_t seed) {

@@ -47,6 +47,9 @@ uint64_t tagc_seed(PacketContext context);
 // The block whose elements take precedence in this step if not all can be sent. It moves from step to step.
 int64_t tagc_first_block(const kernels::TagcShape& shape, PacketContext context);
 
+// Shows the context's guard the largest sum of a selection.
+void show_largest(const kernels::Selection& selection, const PacketContext& context);
+
 // The scratch memory of one encoder or decoder, which grows and never shrinks.
 struct TagcScratch {
   std::vector<kernels::BlockRows> rows;

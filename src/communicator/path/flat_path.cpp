@@ -27,7 +27,8 @@ Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradi
   const int64_t chunk_elements = gradient.num_elements / num_ranks;
   const int64_t index_bytes = tagc_flat.index_bytes(chunk_elements);
   const int64_t sketch_elements = tagc_flat.sketch_elements(chunk_elements);
-  const PacketContext context = {plan.hash, plan.step};
+  PacketContext context = {plan.hash, plan.step};
+  context.guard = plan.unit->pieces.guard.get();
   const Buffer indexes = run.take(num_ranks * index_bytes, DataType::kByte);
   const Buffer sketches = run.take(num_ranks * sketch_elements, DataType::kFloat32);
   const Buffer summed_sketch = run.take(sketch_elements, DataType::kFloat32);
@@ -44,6 +45,7 @@ Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradi
           tagc_flat.encode(chunk, plan.unit->pieces.values.part(owner, chunk_elements),
                            indexes.part(owner, index_bytes), sketches.part(owner, sketch_elements), context);
     }
+    coder_.guard(run, plan, plan.unit->pieces);
   }
   {
     const Step step(run, "flat index all-reduce", Lane::kInter, &CollectiveStats::exchange_s);

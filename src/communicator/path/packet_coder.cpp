@@ -7,7 +7,16 @@ PacketContext PacketCoder::context_for(const ReductionPlan& plan, PacketUse use,
   context.segment = segment;
   context.sender = static_cast<uint16_t>(sender);
   context.on_device = context_on_device(plan, use);
+  if (plan.has_residual() && !plan.drains) {
+    context.guard = (use == PacketUse::kPiece ? plan.unit->pieces : plan.unit->result).guard.get();
+  }
   return context;
+}
+
+void PacketCoder::guard(Run& run, const ReductionPlan& plan, const Residual& residual) const {
+  if (residual.values.num_elements > 0 && !plan.drains) {
+    run.codec_counts += device_.guard_residual(residual.guard.get(), residual.values, run.tail());
+  }
 }
 
 void PacketCoder::count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const {
@@ -26,14 +35,17 @@ void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const Piece
   if (set.num_encoded() > 0 && !plan.drains && !plan.measures) {
     context.counted = is_last ? context_on_device(plan, PacketUse::kPiece) : nullptr;
     run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_scratch_bytes(set)));
-    return;
+  } else {
+    const Workspace workspace = run.workspace(codec.encode_scratch_bytes({.num_elements = set.num_elements}));
+    for (int i = 0; i < set.num_encoded(); ++i) {
+      encode(run, plan, codec, set.piece(i), set.residual(i), set.packet(i), context, workspace);
+    }
+    if (is_last) {
+      count_packets(run, plan, PacketUse::kPiece);
+    }
   }
-  const Workspace workspace = run.workspace(codec.encode_scratch_bytes({.num_elements = set.num_elements}));
-  for (int i = 0; i < set.num_encoded(); ++i) {
-    encode(run, plan, codec, set.piece(i), set.residual(i), set.packet(i), context, workspace);
-  }
-  if (is_last) {
-    count_packets(run, plan, PacketUse::kPiece);
+  if (is_last && plan.unit != nullptr) {
+    guard(run, plan, plan.unit->pieces);
   }
 }
 

@@ -38,6 +38,7 @@ class TwoTierPath {
   const TierSet& tiers_;
   Device& device_;
   const Options& options_;
+  const PacketCoder coder_;
 
  private:
   // A segment of pieces on its way to the nodes that own them.
@@ -76,8 +77,6 @@ class TwoTierPath {
   void gather(Run& run, ConstBuffer shard, Buffer by_node) const;
   ConstBuffer gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
   void gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const;
-
-  const PacketCoder coder_;
 };
 
 }  // namespace isthmus

@@ -35,17 +35,15 @@ void PlannedUnitStates::scale_residuals(double factor, const Owners& owners) {
   planner_.units().scale_residuals(factor, owners);
 }
 
-void PlannedUnitStates::end_step(bool skipped, const Owners& owners) {
-  // This lane is also behind earlier encodings of results, and later work passes it first.
-  const Stream pieces = device_.lane(Lane::kEncode);
-  device_.order(device_.lane(Lane::kDecode), pieces);
-  device_.end_step(skipped, pieces);
-  statistics_.end_step(skipped, owners);
+int64_t PlannedUnitStates::undo_step(const Owners& owners) {
+  const int64_t num_lost = planner_.units().undo_step(owners);
+  show_memory();
+  return num_lost;
 }
 
-void PlannedUnitStates::undo_step() {
-  planner_.units().undo_step();
-  show_memory();
+int64_t PlannedUnitStates::skip_step(const Owners& owners) {
+  statistics_.count_skipped_step();
+  return undo_step(owners);
 }
 
 void PlannedUnitStates::show_memory() {

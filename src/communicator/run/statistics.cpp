@@ -17,7 +17,6 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey
       ++stats_.exact_calls[plan->why_exact];
     } else {
       ++stats_.compressed_calls;
-      sent_elements_[plan->key->owner] += run.codec_counts.kept_elements;
     }
     record_unit(run, *plan);
   }
@@ -80,14 +79,9 @@ void Statistics::add_timings() {
   timings_.erase(std::remove_if(timings_.begin(), timings_.end(), is_known), timings_.end());
 }
 
-void Statistics::end_step(bool skipped, const Owners& owners) {
+void Statistics::count_skipped_step() {
   const std::lock_guard lock(mutex_);
-  stats_.skipped_steps += skipped ? 1 : 0;
-  std::erase_if(sent_elements_, [&](const auto& entry) {
-    const bool ends = includes(owners, entry.first);
-    stats_.skipped_elements += ends && skipped ? entry.second : 0;
-    return ends;
-  });
+  ++stats_.skipped_steps;
 }
 
 void Statistics::count_dropped(int64_t num_units) {
@@ -102,12 +96,11 @@ void Statistics::show_memory(int64_t num_units, int64_t residual_bytes) {
 }
 
 Stats Statistics::snapshot() {
-  const DeviceCodecCounts on_device = device_.codec_counts();
+  const CodecCounts on_device = device_.codec_counts();
   const std::lock_guard lock(mutex_);
   add_timings();
   Stats stats = stats_;
-  stats.codec += on_device.codec;
-  stats.skipped_elements += on_device.skipped_elements;
+  stats.codec += on_device;
   for (const auto& [hash, record] : unit_records_) {
     if (record.stats.calls == 0) {
       continue;

@@ -41,8 +41,7 @@ class Statistics {
   // Adds a finished collective. plan: null for a gather. weights: the unit whose weights were gathered; null: none.
   void record(const Run& run, const ReductionPlan* plan, const UnitKey* weights, const MemoryUse& memory);
   void add_timing(Timing timing);
-  // Ends a step of these owners' units. If its result was thrown away, what lossy codecs sent in it counts as skipped.
-  void end_step(bool skipped, const Owners& owners);
+  void count_skipped_step();
   void count_dropped(int64_t num_units);
   void show_memory(int64_t num_units, int64_t residual_bytes);
 
@@ -69,8 +68,7 @@ class Statistics {
   Stats stats_;
   std::deque<Timing> timings_;  // timings whose events have not passed yet
   std::map<uint64_t, UnitRecord> unit_records_;
-  std::map<uint64_t, int64_t> sent_elements_;  // what lossy codecs sent since the last step ended, by owner
-  int64_t dropped_seen_ = 0;                   // of MemoryUse::num_dropped
+  int64_t dropped_seen_ = 0;  // of MemoryUse::num_dropped
 };
 
 }  // namespace isthmus

@@ -69,6 +69,20 @@ Sections::Sections(std::vector<Section> sections) : sections_(std::move(sections
   hash_ = std::max<uint64_t>(hash.value() >> 1, 1);
 }
 
+uint64_t UnitKey::hash() const {
+  return StableHash().add(num_elements).add(dtype).add(collective).add(layout).add(name).value();
+}
+
+UnitKey UnitKey::identity() const {
+  UnitKey key = *this;
+  if (sections != nullptr) {
+    key.num_elements = 0;
+    key.layout = 0;
+    key.sections = nullptr;
+  }
+  return key;
+}
+
 std::vector<ResidualPart> parts_of(Buffer residual, const std::vector<ResidualStretch>& stretches,
                                    const Sections& sections) {
   std::vector<ResidualPart> parts;

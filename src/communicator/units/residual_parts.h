@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "isthmus/device.h"
@@ -60,6 +61,7 @@ struct Residual {
   Buffer values = {};                   // float32; empty if the codec keeps none
   DeviceMemory memory = nullptr;        // null also in a unit that was forgotten
   std::vector<ParkedPart> parked = {};  // of parameters that had no gradient in the last reduction. See ParkedState
+  std::shared_ptr<ResidualGuard> guard = nullptr;  // of `values`, in the device's memory; made with them
 
   int64_t bytes() const;  // that have memory
 };

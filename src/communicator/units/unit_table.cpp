@@ -34,6 +34,11 @@ std::pair<Buffer, DeviceMemory> make_zeros(Device& device, const UnitKey& key, i
 void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Unit& unit) {
   const auto make = [&](Residual& residual, int64_t num_elements) {
     std::tie(residual.values, residual.memory) = make_zeros(device, key, num_elements, residual.lane);
+    if (num_elements > 0 && residual.guard == nullptr) {
+      constexpr int64_t kBytes = sizeof(ResidualGuard);
+      residual.guard = std::static_pointer_cast<ResidualGuard>(device.allocate(kBytes));
+      device.clear({residual.guard.get(), kBytes, DataType::kByte}, device.lane(residual.lane));
+    }
   };
   make(unit.pieces, sizes.pieces_elements);
   make(unit.result, sizes.result_elements);
@@ -115,20 +120,6 @@ void multiply(Device& device, const Residual& residual, double factor) {
 }
 
 }  // namespace
-
-uint64_t UnitKey::hash() const {
-  return StableHash().add(num_elements).add(dtype).add(collective).add(layout).add(name).value();
-}
-
-UnitKey UnitKey::identity() const {
-  UnitKey key = *this;
-  if (sections != nullptr) {
-    key.num_elements = 0;
-    key.layout = 0;
-    key.sections = nullptr;
-  }
-  return key;
-}
 
 void Unit::follow_scale(Device& device, double new_scale) {
   if (scale != 0 && scale != new_scale) {
@@ -328,25 +319,47 @@ void UnitTable::scale_residuals(double factor, const Owners& owners) {
   }
 }
 
-void UnitTable::begin_step(uint64_t step) {
-  first_step_ = step;
+void UnitTable::begin_step(std::optional<uint64_t> step, const Owners& owners) {
+  first_step_ = step.value_or(first_step_);
   for (auto& [identity, unit] : units_) {
-    unit.step = step;
-    set_hash(*device_, unit);
-    copy_residuals(*device_, unit, unit.kept ? *unit.kept : unit.kept.emplace());
+    if (!includes(owners, unit.key.owner)) {
+      continue;
+    }
+    if (step) {
+      unit.step = *step;
+      set_hash(*device_, unit);
+    }
+    KeptUnit& kept = unit.kept ? *unit.kept : unit.kept.emplace();
+    kept.step = unit.step;
+    copy_residuals(*device_, unit, kept);
   }
 }
 
-void UnitTable::undo_step() {
+// Residuals stay where they are in memory: a captured graph refers to it. A unit's step is taken back only where the
+// host has counted it.
+int64_t UnitTable::undo_step(const Owners& owners) {
+  int64_t num_lost = 0;
   for (auto& [identity, unit] : units_) {
-    Residuals before = unit.kept ? std::move(*unit.kept) : Residuals();
-    before.key = unit.kept ? before.key : unit.key;
-    before.key.owner = unit.key.owner;
-    unit.kept.reset();
-    residual_bytes_ -= unit.residual_bytes() - before.residual_bytes();
-    static_cast<Residuals&>(unit) = std::move(before);
-    set_hash(*device_, unit);
+    if (!includes(owners, unit.key.owner)) {
+      continue;
+    }
+    const int64_t bytes_before = unit.residual_bytes();
+    const uint64_t owner = unit.key.owner;
+    const uint64_t step_before = unit.step;
+    if (unit.kept) {
+      copy_residuals(*device_, *unit.kept, unit);
+      unit.step = unit.kept->step;
+    } else {
+      num_lost += bytes_before > 0 ? 1 : 0;
+      static_cast<Residuals&>(unit) = Residuals{.key = unit.key};
+    }
+    unit.key.owner = owner;
+    if (unit.step != step_before || unit.hash != unit.key.hash()) {
+      set_hash(*device_, unit);
+    }
+    residual_bytes_ += unit.residual_bytes() - bytes_before;
   }
+  return num_lost;
 }
 
 void UnitTable::clear(const Owners& owners) {

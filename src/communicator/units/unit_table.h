@@ -38,11 +38,16 @@ inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use
   return {use >= PacketUse::kResult ? ~unit_hash : unit_hash, step};
 }
 
+// What undo_step() restores.
+struct KeptUnit : Residuals {
+  uint64_t step = 0;
+};
+
 struct Unit : Residuals {
-  std::optional<Residuals> kept;  // what undo_step() restores; nothing: the unit is new since begin_step()
-  uint64_t hash = 0;              // of `key`
-  uint64_t last_use = 0;          // see UnitTable::find_or_add
-  uint64_t step = 0;              // of the next reduction, equal on all ranks. On a GPU the true value is in `contexts`
+  std::optional<KeptUnit> kept;  // nothing: the unit is new since begin_step(), or there was none
+  uint64_t hash = 0;             // of `key`
+  uint64_t last_use = 0;         // see UnitTable::find_or_add
+  uint64_t step = 0;             // of the next reduction, equal on all ranks. On a GPU the true value is in `contexts`
   std::shared_ptr<DeviceContext> contexts;
   // How its packets are made; decided again at the end of its dense start (dense_steps), on all ranks alike.
   std::optional<bool> is_dense;  // nothing: not decided yet
@@ -92,8 +97,8 @@ class UnitTable {
   std::vector<UnitState> states() const;  // by key; waits for the device
   void scale_residuals(double factor, const Owners& owners);
   // See UnitStates. begin_step() throws std::bad_alloc.
-  void begin_step(uint64_t step);
-  void undo_step();
+  void begin_step(std::optional<uint64_t> step, const Owners& owners);
+  int64_t undo_step(const Owners& owners);
   void clear(const Owners& owners);
   // See UnitStates.
   void forget(const std::set<uint64_t>& owners);

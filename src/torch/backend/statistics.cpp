@@ -21,7 +21,6 @@ void add(const Stats& device, Stats& total) {
     total.exact_calls[reason] += calls;
   }
   total.skipped_steps = std::max(total.skipped_steps, device.skipped_steps);
-  total.skipped_elements += device.skipped_elements;
   total.num_units += device.num_units;
   total.residual_bytes += device.residual_bytes;
   total.dropped_residuals += device.dropped_residuals;
@@ -63,6 +62,12 @@ std::vector<std::string> notes_on(const Group& group, const BackendStats& stats)
       "inside of FSDP's reduction that hooks of yours made (an optimizer in the backward pass), which is as it "
       "should be. If there are no such hooks, do not compile the backward pass, or report the version of "
       "torch");
+  if (stats.path.codec.spikes > 0) {
+    notes.push_back(detail::concatenate(
+        "residuals dropped: ", stats.path.codec.spikes,
+        " times, as gradients were far larger than before. If the program throws such steps away, let it call "
+        "isthmus.begin_step(model) and isthmus.skip_step(model)"));
+  }
   return notes;
 }
 

@@ -185,7 +185,8 @@ py::dict to_dict(const CodecCounts& counts) {
   using namespace py::literals;
   return py::dict("encoded_elements"_a = counts.encoded_elements, "kept_elements"_a = counts.kept_elements,
                   "held_back_elements"_a = counts.held_back_elements,
-                  "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
+                  "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks,
+                  "spikes"_a = counts.spikes);
 }
 
 std::optional<double> ratio(double part, double whole) {
@@ -223,10 +224,9 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
   }
   return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec), "weights"_a = to_dict(path.weights),
                   "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
-                  "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
-                  "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
-                  "dropped_residuals"_a = path.dropped_residuals, "scratch_bytes"_a = path.scratch_bytes,
-                  "units"_a = units);
+                  "skipped_steps"_a = path.skipped_steps, "num_units"_a = path.num_units,
+                  "residual_bytes"_a = path.residual_bytes, "dropped_residuals"_a = path.dropped_residuals,
+                  "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
 }
 
 py::dict to_dict(const BackendStats& stats) {
@@ -381,15 +381,16 @@ void bind_functions(py::module_& module) {
       },
       "Where the backend's warnings go: function(text), on the thread that makes a collective's call.");
   module.def(
-      "set_third_step_function",
+      "set_look_function",
       [](py::object function) {
-        third_step_function = [function = function.release()] {
+        look_function = [function = function.release()](bool is_third_step) {
           const py::gil_scoped_acquire gil;
-          function();
+          function(is_third_step);
         };
       },
-      "What is called when the third step of a group begins that was asked to leave something out: function(), on the "
-      "thread that makes a collective's call.");
+      "What is called when the third step of a group begins that was asked to leave something out, and ever more "
+      "rarely "
+      "later: function(is_third_step), on the thread that makes a collective's call.");
 }
 
 }  // namespace

@@ -211,8 +211,13 @@ void bind_units(py::module_& module, BackendClass& backend) {
           "end", [](BackendIsthmus& self, bool undo) { return list_of_units(self.end(undo)); }, "undo"_a,
           "Aborts the group, closes its connections, and returns unit_states(); undo: as they were at begin_step().")
       .def(
-          "begin_step", [](BackendIsthmus& self, uint64_t step) { self.units().begin_step(step); }, "step"_a,
-          "Begins a step that undo_step() may undo. All units count their reductions from `step` on.")
+          "begin_step",
+          [](BackendIsthmus& self, std::optional<uint64_t> step, const Owners& owners) {
+            self.units().begin_step(step, owners);
+          },
+          unlocked, "step"_a = py::none(), "owners"_a = py::none(),
+          "Begins a step of these owners' units that may be undone; with `step` they count their reductions from it "
+          "on.")
       .def(
           "undo_step", [](BackendIsthmus& self) { self.units().undo_step(); },
           "Restores the residuals that units had at begin_step().")
@@ -229,12 +234,9 @@ void bind_units(py::module_& module, BackendClass& backend) {
           },
           unlocked, "factor"_a, "owners"_a = py::none())
       .def(
-          "end_step",
-          [](BackendIsthmus& self, bool skipped, double factor, const Owners& owners) {
-            self.units().end_step(skipped, factor, owners);
-          },
-          unlocked, "skipped"_a, "factor"_a = 1.0, "owners"_a = py::none(),
-          "Counts a step; residuals follow a loss scale that is `factor` times as large, or go where it is 0.")
+          "skip_step", [](BackendIsthmus& self, const Owners& owners) { return self.units().skip_step(owners); },
+          unlocked, "owners"_a = py::none(),
+          "Undoes a step whose result was thrown away, and counts it. Returns how many units lost residuals.")
       .def(
           "count_dropped", [](BackendIsthmus& self, int64_t num_units) { self.units().count_dropped(num_units); },
           unlocked, "num_units"_a)

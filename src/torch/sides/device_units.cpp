@@ -73,14 +73,6 @@ void DeviceUnits::run_everywhere(const char* name, const std::function<void(Comm
   }
 }
 
-void DeviceUnits::post_everywhere(const char* name, const std::function<void(Communicator&)>& action) {
-  for (Side* side : sides_) {
-    if (side->has_communicator()) {
-      side->post_between_collectives(name, action);
-    }
-  }
-}
-
 void DeviceUnits::run(Side& side, const char* name, const std::function<void(Communicator&)>& action) {
   const WithoutGil without_gil;
   group_.process.require_this();
@@ -92,8 +84,12 @@ void DeviceUnits::run(Side& side, const char* name, const std::function<void(Com
 void DeviceUnits::forget_those_gone() {
   const std::set<uint64_t> owners = gone_.take();
   if (!owners.empty()) {
-    post_everywhere("isthmus:forget_units",
-                    [owners](Communicator& communicator) { communicator.units().forget(owners); });
+    for (Side* side : sides_) {
+      if (side->has_communicator()) {
+        side->post_between_collectives("isthmus:forget_units",
+                                       [owners](Communicator& communicator) { communicator.units().forget(owners); });
+      }
+    }
   }
 }
 
@@ -105,9 +101,10 @@ std::vector<SavedUnit> DeviceUnits::states() {
   return saved;
 }
 
-void DeviceUnits::begin_step(uint64_t step) {
+void DeviceUnits::begin_step(std::optional<uint64_t> step, const Owners& owners) {
   forget_those_gone();
-  run_everywhere("isthmus:begin_step", [step](Communicator& communicator) { communicator.units().begin_step(step); });
+  run_everywhere("isthmus:begin_step",
+                 [&](Communicator& communicator) { communicator.units().begin_step(step, owners); });
 }
 
 void DeviceUnits::undo_step() {
@@ -176,20 +173,11 @@ void DeviceUnits::count_dropped(int64_t num_units) {
       [num_units](Communicator& communicator) { communicator.units().count_dropped(num_units); });
 }
 
-void DeviceUnits::end_step(bool skipped, double factor, const Owners& owners) {
-  const WithoutGil without_gil;
-  group_.process.require_this();
-  forget_those_gone();
-  const auto action = [=](Communicator& communicator) {
-    UnitStates& units = communicator.units();
-    skipped ? units.count_skipped_step(owners) : units.count_step(owners);
-    if (factor == 0) {
-      units.clear(owners);
-    } else if (factor != 1) {
-      units.scale_residuals(factor, owners);
-    }
-  };
-  post_everywhere("isthmus:end_step", action);
+int64_t DeviceUnits::skip_step(const Owners& owners) {
+  int64_t num_lost = 0;
+  run_everywhere("isthmus:skip_step",
+                 [&](Communicator& communicator) { num_lost += communicator.units().skip_step(owners); });
+  return num_lost;
 }
 
 }  // namespace isthmus::torch_backend

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -25,9 +26,9 @@ struct SavedUnit {
   at::Tensor parked_values;         // as `residual`
 };
 
-// The threads that make the collectives call these methods in program order with the collectives. Each method except
-// end_step blocks until it is done. Without two tiers there are no units, and the methods do nothing. No method is
-// collective, but all ranks make the same calls. `mutex_` is held for moments; no other lock is taken under it.
+// The threads that make the collectives call these methods in program order with the collectives. Each method blocks
+// until it is done. Without two tiers there are no units, and the methods do nothing. No method is collective, but all
+// ranks make the same calls. `mutex_` is held for moments; no other lock is taken under it.
 class DeviceUnits {
  public:
   // sides: the CPU's first. If there is a GPU's side, gradients are assumed to be there until the first reduction.
@@ -41,22 +42,19 @@ class DeviceUnits {
 
   // See UnitStates.
   std::vector<SavedUnit> states();
-  void begin_step(uint64_t step);
+  void begin_step(std::optional<uint64_t> step, const Owners& owners);
   void undo_step();
   // Returns states() of a group that ends, see Side::run_at_end(); after undo_step(), if `undo`.
   std::vector<SavedUnit> states_at_end(bool undo);
   void clear(const Owners& owners);
   void scale_residuals(double factor, const Owners& owners);
   void count_dropped(int64_t num_units);
-  // Ends and counts a step of the owners' units. Their residuals are multiplied by `factor`, the ratio of the new loss
-  // scale to the old; 0 means that nothing can be scaled back, and drops them. Does not block.
-  void end_step(bool skipped, double factor, const Owners& owners);
+  int64_t skip_step(const Owners& owners);
 
  private:
   void forget_those_gone();
   void run(Side& side, const char* name, const std::function<void(Communicator&)>& action);
-  // Both run on all devices that have units.
-  void post_everywhere(const char* name, const std::function<void(Communicator&)>& action);
+  // On all devices that have units.
   void run_everywhere(const char* name, const std::function<void(Communicator&)>& action);
 
   const Group& group_;

@@ -1,5 +1,6 @@
 #include "torch/units/gradient_recogniser.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "communicator/plan/policy.h"
@@ -70,9 +71,7 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
     counters_.count_exact("the group is not on several nodes of one size");
     return std::nullopt;
   }
-  if (third_step_begins() && third_step_function) {
-    third_step_function();
-  }
+  look();
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, group_.size);
   const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
@@ -94,16 +93,19 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
   return std::nullopt;
 }
 
-bool GradientRecogniser::third_step_begins() {
-  if (group_.options.codec == "none" && group_.options.weights != "delta") {
-    return false;
+void GradientRecogniser::look() {
+  if ((group_.options.codec == "none" && group_.options.weights != "delta") || !look_function) {
+    return;
   }
   const uint64_t steps = num_optimizer_steps();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   steps_before_ = steps_before_.value_or(steps);
-  const bool begins = !is_third_step_over_ && steps >= *steps_before_ + 2;
-  is_third_step_over_ |= begins;
-  return begins;
+  if (steps >= *steps_before_ + next_look_) {
+    const bool is_third_step = next_look_ == 2;
+    next_look_ += std::min<uint64_t>(next_look_, 1000);
+    lock.unlock();
+    look_function(is_third_step);
+  }
 }
 
 int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShape& shape) {

@@ -1,6 +1,11 @@
 // Steps that may be undone: what is left of them, and how units count.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -90,6 +95,154 @@ TEST(UndoneSteps, AStepThatIsUndoneLeavesNoTrace) {
   Options quant = test::options_of_codec("quant");
   quant.error_feedback = "on";
   expect_undone_leaves_no_trace(quant);
+}
+
+// Without numbers of steps: seeds are taken back, too. A second undoing changes nothing.
+TEST(UndoneSteps, AStepThatIsSkippedLeavesNoTrace) {
+  for (const Options& options : test::every_lossy_options()) {
+    SCOPED_TRACE(options.to_string());
+    const NodeMap map = NodeMap::parse("2x2", 4);
+    World plain(map, options);
+    World skipping(map, options);
+    const auto reduce = [](World& world, uint64_t seed) {
+      std::vector<Array> results = world.all_reduce(random_arrays(4, 4001, kFloat32, seed), 1, nullptr);
+      results.emplace_back(world.reduce_scatter(random_arrays(4, 4000, kFloat32, seed), 1, nullptr), kFloat32);
+      return results;
+    };
+    reduce(plain, 1);
+    reduce(skipping, 1);
+    for (const auto& communicator : skipping.ranks) {
+      communicator->units().begin_step(std::nullopt);
+    }
+    for (const uint64_t skipped : {10, 11}) {
+      reduce(skipping, skipped);
+      reduce(skipping, skipped);
+      for (const auto& communicator : skipping.ranks) {
+        EXPECT_EQ(communicator->units().skip_step(), 0);
+      }
+    }
+    EXPECT_EQ(skipping.ranks[0]->stats().skipped_steps, 2);
+    const std::vector<Array> expected = reduce(plain, 2);
+    const std::vector<Array> results = reduce(skipping, 2);
+    for (size_t i = 0; i < results.size(); ++i) {
+      EXPECT_TRUE(results[i].bytes() == expected[i].bytes()) << i;
+    }
+  }
+}
+
+TEST(UndoneSteps, AStepThatDidNotBeginLosesResiduals) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr);
+  EXPECT_EQ(world.ranks[0]->units().skip_step(), 1);
+  EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 0);
+  EXPECT_EQ(world.ranks[0]->units().skip_step(), 0) << "nothing is left to be lost";
+}
+
+TEST(UndoneSteps, OnlyUnitsOfTheseOwnersAreUndone) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  const auto reduce = [&](uint64_t seed) {
+    for (const uint64_t owner : {1, 2}) {
+      std::vector<Array> data = random_arrays(2, 2000, kFloat32, seed);
+      test::run_ranks_well(2, [&](int rank) {
+        const UnitKey key = {.name = owner == 1 ? "undone" : "stays",
+                             .num_elements = 2000,
+                             .collective = Collective::kAllReduce,
+                             .owner = owner};
+        world.ranks[rank]->all_reduce(data[rank].buffer(), {key});
+      });
+    }
+  };
+  reduce(1);
+  for (const auto& communicator : world.ranks) {
+    communicator->units().begin_step(std::nullopt, std::set<uint64_t>{1});
+  }
+  const States before = states_of(world)[0];
+  reduce(2);
+  const States done = states_of(world)[0];
+  world.ranks[0]->units().undo_step(std::set<uint64_t>{1});
+  const States after = states_of(world)[0];
+  ASSERT_EQ(after.size(), 2u);
+  EXPECT_EQ(after[0].residual, done[0].residual) << after[0].name;
+  EXPECT_EQ(after[1].residual, before[1].residual) << after[1].name;
+  EXPECT_NE(before[1].residual, done[1].residual);
+}
+
+// How much larger a world's sum is than the exact one.
+double growth(World& world, uint64_t seed, double factor) {
+  std::vector<Array> inputs = random_arrays(4, 4000, kFloat32, seed);
+  for (Array& input : inputs) {
+    convert_scaled(input.view(), factor, input.buffer());
+  }
+  const auto norm = [](const std::vector<double>& values) {
+    return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
+  };
+  const double exact = norm(test::sum_of(inputs));
+  return std::max(norm(world.all_reduce(inputs, 1, nullptr)[0].values()),
+                  norm(world.reduce_scatter(inputs, 1, nullptr))) /
+         exact;
+}
+
+int64_t spikes(const World& world) {
+  int64_t spikes = 0;
+  for (const auto& communicator : world.ranks) {
+    spikes += communicator->stats().codec.spikes;
+  }
+  return spikes;
+}
+
+// Nobody says that a step was thrown away. A second spike after the first is one, too.
+TEST(Spikes, NothingOfThemComesInTheNextStep) {
+  Options flat = lossy_options();
+  flat.tiers = "flat";
+  flat.ratio = 2;
+  std::vector<Options> all = test::every_lossy_options();
+  all.push_back(flat);
+  for (const Options& options : all) {
+    SCOPED_TRACE(options.to_string());
+    World world(NodeMap::parse("2x2", 4), options);
+    for (const uint64_t seed : {1, 2, 3}) {
+      EXPECT_LT(growth(world, seed, 1), 2.5);
+    }
+    EXPECT_EQ(spikes(world), 0);
+    for (const uint64_t seed : {4, 5}) {
+      growth(world, seed, 1e6);
+    }
+    EXPECT_EQ(spikes(world) > 0, world.ranks[0]->stats().residual_bytes > 0);
+    for (const uint64_t seed : {6, 7}) {
+      EXPECT_LT(growth(world, seed, 1), 2.5);
+    }
+  }
+}
+
+// The largest number there is: its square, and so a later norm, would be Inf.
+TEST(Spikes, OneElementIsEnough) {
+  for (const Options& options : test::every_lossy_options()) {
+    SCOPED_TRACE(options.to_string());
+    World world(NodeMap::parse("2x2", 4), options);
+    for (const uint64_t seed : {1, 2}) {
+      growth(world, seed, 1);
+    }
+    std::vector<Array> inputs = random_arrays(4, 4000, kFloat32, 3);
+    for (const int64_t element : {500, 1500, 2500, 3500}) {
+      inputs[1].buffer().as<float>()[element] = 3e38F;
+    }
+    world.all_reduce(inputs, 1, nullptr);
+    world.reduce_scatter(inputs, 1, nullptr);
+    EXPECT_LT(growth(world, 4, 1), 2.5);
+  }
+}
+
+// Gradients that grow, that fall, and that are nothing for a while are no spikes.
+TEST(Spikes, OrdinaryStepsAreNone) {
+  for (const Options& options : test::every_lossy_options()) {
+    World world(NodeMap::parse("2x2", 4), options);
+    uint64_t seed = 0;
+    for (const double factor :
+         {1e-6, 2e-5, 5e-4, 1e-2, 0.3, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.02, 1.0}) {
+      growth(world, ++seed, factor);
+      EXPECT_EQ(spikes(world), 0) << factor;
+    }
+  }
 }
 
 TEST(UndoneSteps, ARankWithoutUnitsCountsFromTheStepThatAllBegin) {

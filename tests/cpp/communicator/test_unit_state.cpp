@@ -318,32 +318,5 @@ TEST(UnitState, NoFactorMakesAResidualInfinite) {
             (std::vector<float>{kLargest, -kLargest, 0}));
 }
 
-TEST(UnitState, StepsThatAreThrownAwayAreCounted) {
-  World world(NodeMap::parse("2x1", 2), lossy_options());
-  const std::vector<Array> inputs = random_arrays(2, 2000, kFloat32);
-  const auto sent = [&] { return world.ranks[0]->stats().codec.kept_elements; };
-  Communicator& communicator = *world.ranks[0];
-  communicator.units().count_skipped_step();
-  EXPECT_EQ(communicator.stats().skipped_steps, 1) << "nothing was sent in it";
-  EXPECT_EQ(communicator.stats().skipped_elements, 0);
-  world.all_reduce(inputs, 1, nullptr);
-  communicator.units().count_step();
-  EXPECT_EQ(communicator.stats().skipped_steps, 1);
-  const int64_t before = sent();
-  world.all_reduce(inputs, 1, nullptr);
-  world.reduce_scatter(inputs, 1, nullptr);
-  const int64_t in_this_step = sent() - before;
-  world.all_reduce(inputs, 1, "exact");  // what it sends is no loss: nothing of it was in a residual
-  communicator.units().count_skipped_step();
-  communicator.units().count_skipped_step();
-  EXPECT_EQ(communicator.stats().skipped_steps, 3);
-  EXPECT_GT(in_this_step, 0);
-  EXPECT_EQ(communicator.stats().skipped_elements, in_this_step);
-  communicator.reset_stats();
-  EXPECT_EQ(communicator.stats().skipped_steps, 0);
-  EXPECT_EQ(communicator.stats().skipped_elements, 0);
-  EXPECT_EQ(communicator.stats().num_units, 2) << "units are no counter";
-}
-
 }  // namespace
 }  // namespace isthmus

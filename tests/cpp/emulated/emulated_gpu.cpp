@@ -334,7 +334,10 @@ kernels::DeviceCounts EmulatedGpu::read_counts() {
   return launcher_->read_counts();
 }
 
-void EmulatedGpu::end_step(bool skipped, Stream stream) { launcher_->end_step(skipped, stream); }
+CodecCounts EmulatedGpu::guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) {
+  launcher_->guard_residual(guard, residual, stream);
+  return {};
+}
 
 void EmulatedGpu::throw_if_faulted() { throw_if_any_reported(launcher_->fault_seen_by_host()); }
 

@@ -53,7 +53,8 @@ class Translate {
   void operator()(kernels::SlabScratch& slabs) const { all(slabs.keys, slabs.left, slabs.tables); }
 
   void shared(EncodeJobBase& job) const {
-    all(job.context, job.piece, job.residual, job.packet, job.counts, job.parts, job.arrived, job.sealed, job.counted);
+    all(job.context, job.piece, job.residual, job.packet, job.counts, job.guard, job.parts, job.arrived, job.sealed,
+        job.counted);
   }
   void shared(DecodeJobBase& job) const {
     all(job.context, job.packets, job.own, job.out, job.sum, job.state, job.parts, job.counted);
@@ -97,6 +98,7 @@ void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes(job.arrived, sizeof(*job.arrived)));
   uses.push_back(writes(job.sealed, sizeof(*job.sealed)));
   uses.push_back(writes(job.counted, job.counted == nullptr ? 0 : sizeof(*job.counted)));
+  uses.push_back(writes(job.guard, job.guard == nullptr ? 0 : sizeof(*job.guard)));
 }
 
 void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
@@ -223,11 +225,14 @@ kernels::DeviceCounts EmulatedGpu::Launcher::read_counts() {
   return *static_cast<const kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
 }
 
-void EmulatedGpu::Launcher::end_step(bool skipped, Stream stream) {
-  auto* behind = static_cast<kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
-  gpu_.enqueue(stream, "end of step", {writes(counts_.get(), sizeof(*behind))}, [this, behind, skipped] {
-    on_executor([&](auto& executor) { kernels::emulated::end_step(executor, behind, skipped); });
-  });
+void EmulatedGpu::Launcher::guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) {
+  auto* counts = static_cast<kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
+  auto* behind = static_cast<ResidualGuard*>(gpu_.memory().behind(guard));
+  gpu_.enqueue(stream, "guard residual",
+               {writes(residual), writes(guard, sizeof(*guard)), adds_to(counts_.get(), sizeof(*counts))},
+               [this, behind, to = gpu_.memory().behind(residual), counts] {
+                 on_executor([&](auto& executor) { kernels::emulated::guard_residual(executor, behind, to, counts); });
+               });
 }
 
 void EmulatedGpu::Launcher::add_squared_error(const kernels::SquaredErrorJob& job,

@@ -35,7 +35,7 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   // While no work is under way.
   kernels::DeviceCounts read_counts();
 
-  void end_step(bool skipped, Stream stream);
+  void guard_residual(ResidualGuard* guard, Buffer residual, Stream stream);
   // error: the host's memory behind the job's totals.
   void add_squared_error(const kernels::SquaredErrorJob& job, const std::shared_ptr<SquaredError>& error,
                          Stream stream);

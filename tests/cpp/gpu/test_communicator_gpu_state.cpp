@@ -54,13 +54,13 @@ TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
     };
     step(100);
     expect_equal_state(world, cpu);
-    on_both(world, cpu, [](Communicator& communicator) { communicator.units().count_skipped_step(); });
+    on_both(world, cpu, [](Communicator& communicator) { communicator.units().skip_step(); });
     step(200);
-    on_both(world, cpu, [](Communicator& communicator) { communicator.units().count_step(); });
+    on_both(world, cpu, [](Communicator& communicator) { communicator.units().begin_step(std::nullopt); });
     step(300);
     on_both(world, cpu, [](Communicator& communicator) {
       communicator.reset_stats();
-      communicator.units().count_skipped_step();
+      communicator.units().skip_step();
       communicator.units().scale_residuals(3);
     });
     expect_equal_state(world, cpu);
@@ -92,24 +92,37 @@ TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
     const auto change = [](Communicator& communicator, int number) {
       if (number == 0) {
         communicator.units().scale_residuals(0.5);
-        communicator.units().count_skipped_step();
+        communicator.units().begin_step(std::nullopt);
+      } else if (number == 1) {
+        communicator.units().skip_step();
       } else {
-        communicator.units().count_step();
         communicator.units().clear();
       }
     };
-    for (const int number : {0, 1, 2}) {
+    for (const int number : {0, 1, 2, 3}) {
       run(rank, prepared, calls.size());
       change(*rank.communicator, number);
     }
     test::Results expected;
-    for (const int number : {0, 1, 2}) {
+    for (const int number : {0, 1, 2, 3}) {
       expected = run_on_cpu(*cpu.ranks[r], calls, r);
       change(*cpu.ranks[r], number);
     }
     expect_results(prepared, calls, expected, r);
   });
   expect_equal_state(world, cpu);
+}
+
+// What is left of a spike is dropped, or not, on both alike; counts are in the statistics.
+TEST_P(EveryLossyCodecOnGpu, SpikesAreThoseOfTheCpu) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
+  for (const uint64_t seed : {100, 200, 300}) {
+    expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), seed), /*in_flight=*/8);
+    expect_equal_state(world, cpu);
+    on_both(world, cpu, [](Communicator& communicator) { communicator.units().scale_residuals(1e6); });
+  }
+  EXPECT_EQ(cpu.ranks[0]->stats().codec.spikes > 0, cpu.ranks[0]->stats().residual_bytes > 0);
 }
 
 // Pieces of several segments, each a packet of its own.

@@ -111,7 +111,8 @@ def calls_in_a_forked_child_are_errors() -> None:
             isthmus.stats,
             isthmus.reset_stats,
             backend.unit_states,
-            lambda: backend.end_step(skipped=False),
+            backend.begin_step,
+            backend.skip_step,
         ]
         for call in calls:
             with pytest.raises(RuntimeError, match="forked"):

@@ -246,7 +246,7 @@ def states_move_between_devices(gloo: dist.ProcessGroup) -> None:
         (state,) = backend_of(group).unit_states()
         assert state["step"] == 3
     backend_of(source).scale_residuals(2.0)
-    backend_of(source).end_step(skipped=True)
+    backend_of(source).skip_step()
     assert isthmus.stats(source)["skipped_steps"] == 1
     backend_of(source).clear_units()
     assert backend_of(source).unit_states() == []

@@ -52,7 +52,6 @@ def group(**changes: Any) -> dict[str, Any]:
         "compressed_calls": 1,
         "exact_calls": {},
         "skipped_steps": 1,
-        "skipped_elements": 0,
         "dropped_residuals": 0,
         "num_units": 1,
         "residual_bytes": 0,

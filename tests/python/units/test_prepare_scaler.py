@@ -80,8 +80,7 @@ def an_overflow_skips_the_step_and_does_no_lasting_harm() -> None:
             step(number)
         weights = [local(parameter.detach()).clone() for parameter in model.parameters()]
         before = {unit["name"]: unit["residual"] for unit in unit_states(model)}
-        sent = isthmus.stats(group_of(model))["skipped_elements"]
-        assert isthmus.stats(group_of(model))["skipped_steps"] == 0 == sent, kind
+        assert isthmus.stats(group_of(model))["skipped_steps"] == 0, kind
 
         step(3, factor=float("inf") if dist.get_rank() == 1 else 1)
 
@@ -95,8 +94,8 @@ def an_overflow_skips_the_step_and_does_no_lasting_harm() -> None:
         units = unit_states(model) if codec != "default" else []
         for unit in units:
             assert unit["residual"].isfinite().all() and unit["result_residual"].isfinite().all(), kind
-        # The sum in this node was NaN everywhere: residuals are as before, at half the scale.
-        halved = dist.get_rank() >= 2 or all(torch.equal(unit["residual"], before[unit["name"]] / 2) for unit in units)
+        # Undone, on ranks without overflow as well: residuals are as before, at half the scale.
+        halved = all(torch.equal(unit["residual"], before[unit["name"]] / 2) for unit in units)
         everyones: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, halved)
         assert all(everyones), (kind, everyones)

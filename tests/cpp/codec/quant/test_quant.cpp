@@ -162,6 +162,24 @@ TEST(Quant, ErrorOfRotatedGroupsIsNearTheory) {
   EXPECT_LT(relative_error(normal, sent(options_of(8), normal)), 1e-4);
 }
 
+// The mean over n draws of the rotation has the n-th part of one draw's error, and whatever bias there is.
+TEST(Quant, MeanOfManyDrawsIsWhatWasGiven) {
+  constexpr int kDraws = 1000;
+  std::vector<float> piece = make_piece(Data::kHeavyTail, 10 * 128 + 5, 8);
+  for (const int bits : kWidths) {
+    std::vector<float> mean(piece.size());
+    double error_of_one = 0;
+    for (uint64_t step = 0; step < kDraws; ++step) {
+      const std::vector<float> one = sent(options_of(bits), piece, {.unit_hash = 1, .step = step});
+      error_of_one += relative_error(piece, one) / kDraws;
+      for (size_t i = 0; i < mean.size(); ++i) {
+        mean[i] += one[i] / kDraws;
+      }
+    }
+    EXPECT_LT(relative_error(piece, mean), 1.3 * error_of_one / kDraws) << bits << " bits, one: " << error_of_one;
+  }
+}
+
 TEST(Quant, ResidualsAreForFeedbackAlone) {
   EXPECT_THROW(QuantCodec(options_of(0)), OptionError);
   EXPECT_THROW(QuantCodec(options_of(5)), OptionError);

@@ -142,8 +142,7 @@ TEST(WeightPackets, BitsAreCloseToTheEntropy) {
   for (const auto& [learning_rate, bits] : most) {
     const std::vector<double> before = weights(kCount);
     const auto packet = encoded({before, DataType::kBFloat16}, {moved(before, learning_rate), DataType::kBFloat16});
-    EXPECT_LT(bits_an_element(packet, kCount), bits) << learning_rate;
-    EXPECT_GT(bits_an_element(packet, kCount), bits / 2) << learning_rate;
+    EXPECT_NEAR(bits_an_element(packet, kCount), bits, .01 * bits) << learning_rate;
   }
 }
 
@@ -189,14 +188,17 @@ TEST(WeightPackets, LawsSumUpToAllSlots) {
   }
 }
 
-// Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan).
+// Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan). The
+// coder ends in a state that is known, so what is no error left the values as they were, as padding does, or is one
+// value that was sent as it is.
 TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
   std::mt19937 generator(10);
   for (const DataType dtype : kCodedTypes) {
     const std::vector<double> before = weights(kBlock + 500);
     const Array old_weights(before, dtype);
-    const auto packet = encoded(old_weights, {moved(before, 1e-4), dtype});
-    int errors = 0;
+    const Array new_weights(moved(before, 1e-4), dtype);
+    const auto packet = encoded(old_weights, new_weights);
+    int unseen = 0;
     for (int i = 0; i < 300; ++i) {
       std::vector<std::byte> damaged = packet;
       if (i % 3 == 0) {
@@ -208,11 +210,12 @@ TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
       Array replica = old_weights;
       try {
         decode_into(replica, damaged);
+        EXPECT_NE(i % 3, 0) << "cut to " << damaged.size() << " of " << packet.size() << " bytes";
+        unseen += replica.bytes() == new_weights.bytes() ? 0 : 1;
       } catch (const PacketError&) {
-        ++errors;
       }
     }
-    EXPECT_GT(errors, 200) << to_string(dtype);
+    EXPECT_LE(unseen, 3) << to_string(dtype);
   }
 }
 
