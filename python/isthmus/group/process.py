@@ -15,6 +15,7 @@ from isthmus import native
 from isthmus.backends import backends_of
 from isthmus.told import log_to_stderr
 from isthmus.variables import unknown_variables
+from isthmus.warned import is_first_rank, warn_on_first_rank, warn_once
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -96,33 +97,13 @@ def _shut_down(process: int) -> None:
         native.load().shutdown_all()
 
 
-_warned_of: set[str] = set()
-
-
-def warn_once(text: str, subject: str = "") -> None:
-    """Warn, unless there was a warning on this subject (default: the text)."""
-    if text and (subject or text) not in _warned_of:
-        _warned_of.add(subject or text)
-        logger.warning("%s", text)
-
-
-def _is_first_rank() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0  # torchft's groups need no default group
-
-
-def warn_on_first_rank(text: str) -> None:
-    """Warn on rank 0 of what all ranks find. Called by the native module, on the thread that calls a collective."""
-    if _is_first_rank():
-        warn_once(text)
-
-
 def _look(is_third_step: bool) -> None:
     """Warn of what the statistics show. Called by the native module when a group's third step begins, and later."""
     if not backends_of(list(dist.distributed_c10d._world.pg_map)):  # not for torchft's groups alone
         return
     from isthmus.report.missing import missing, spikes
 
-    if is_third_step and _is_first_rank():
+    if is_third_step and is_first_rank():
         for subject, text in missing().items():
             warn_once(text, subject)
     warn_once(spikes(), "spikes")  # on the rank that met one

@@ -18,6 +18,7 @@ from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
 from isthmus.nodes import leave_note
 from isthmus.topology.node_map import Nodes
+from isthmus.warned import warn_once
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -87,7 +88,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
         leave_note(group.global_ranks[group.rank], introductions[group.rank].surroundings, options.nodes)
     process.set_up(options, group.rank, _create_split)
     for sentence in options_without_effect(options) if group.rank == 0 else []:
-        process.warn_once(sentence)
+        warn_once(sentence)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = choose(place(group, introductions))
@@ -97,7 +98,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
     if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
         logger.warning("group of %d ranks: for CPU tensors alone: %s", group.size, no_cuda)
     if not no_cuda and group.rank == 0:
-        process.warn_once(connections_warning())
+        warn_once(connections_warning())
     return _assemble(group, options, nodes, no_cuda)
 
 
