@@ -161,6 +161,7 @@ void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
 
 void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream) {
   Executor executor(stream);
+  fake_gpu::trace_work("guard", static_cast<cudaStream_t>(stream), {test::writes(residual)});
   fake::guard_residual(executor, guard, residual, counts);
 }
 

@@ -187,6 +187,22 @@ TEST(Quant, MeanOfManyDrawsIsWhatWasGiven) {
   }
 }
 
+// Rows of an embedding that no token used, if they fill half a group. A quarter of it gets noise.
+TEST(Quant, HalfAGroupOfZerosStaysZero) {
+  const auto zeros_of = [](int bits, int64_t begin, int64_t count) {
+    std::vector<float> piece = normal_values(512);
+    std::fill_n(piece.begin() + begin, count, 0.0F);
+    const std::vector<float> arrived = sent(options_of(bits), piece);
+    return std::count(arrived.begin() + begin, arrived.begin() + begin + count, 0.0F);
+  };
+  for (const int bits : kWidths) {
+    for (const int64_t begin : {0, 64, 128 + 64}) {
+      EXPECT_EQ(zeros_of(bits, begin, 64), 64) << bits << " bits";
+    }
+    EXPECT_LT(zeros_of(bits, 32, 32), 16) << bits << " bits";
+  }
+}
+
 TEST(Quant, ResidualsAreForFeedbackAlone) {
   EXPECT_THROW(QuantCodec(options_of(0)), OptionError);
   EXPECT_THROW(QuantCodec(options_of(5)), OptionError);
