@@ -8,19 +8,21 @@ others by `torch.distributed.checkpoint`, which merges them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from isthmus.residuals.checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
+from isthmus.residuals.checkpoint import FolderReader, TextAndTensorPlanner, describe_entries, read_metadata
 from isthmus.topology.node_map import ranks_by_value
 
 VERSION = 2
@@ -97,7 +99,7 @@ def _from_text(key: str, text: Any) -> list[SavedGroup]:
         content = json.loads(text)
         version = content["version"]
         groups = [_group_from(group) for group in content["groups"]] if version == VERSION else []
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{key!r} is damaged: {error!r}") from error
     if version != VERSION:
         raise ValueError(f"{key!r} has version {version}; this isthmus reads version {VERSION}")
@@ -105,12 +107,30 @@ def _from_text(key: str, text: Any) -> list[SavedGroup]:
 
 
 def _group_from(group: Mapping[str, Any]) -> SavedGroup:
-    return SavedGroup(
-        tuple(group["ranks"]),
-        tuple(group["node_of_rank"]),
-        group["options"],
-        tuple(SavedUnit(**unit) for unit in group["units"]),
-    )
+    ranks, node_of_rank = _numbers(group["ranks"]), _numbers(group["node_of_rank"])
+    if len(ranks) != len(node_of_rank):
+        raise ValueError(f"{len(ranks)} ranks are on {len(node_of_rank)} nodes")
+    return SavedGroup(ranks, node_of_rank, dict(group["options"]), tuple(map(_unit_from, group["units"])))
+
+
+_TYPES: dict[str, Any] = {"str": str, "str | None": str | None, "int": int, "float": int | float, "bool": bool}
+
+
+def _unit_from(values: Mapping[str, Any]) -> SavedUnit:
+    unit = SavedUnit(**values)
+    for field in dataclasses.fields(unit):
+        value = getattr(unit, field.name)
+        if not isinstance(value, _TYPES.get(str(field.type), list)):
+            raise TypeError(f"{field.name} of a unit is a {type(value).__name__}")
+    for part in (*unit.sections, *unit.parked):
+        _numbers(part)
+    return unit
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
+        raise TypeError("expected a list of whole numbers")
+    return tuple(values)
 
 
 class Source:
@@ -170,40 +190,56 @@ def source_of_state(state: Mapping[str, Any]) -> Source:
 
 def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
     """Return a source that reads what torch.distributed.checkpoint saved under `key`."""
-    reader = checkpoint if isinstance(checkpoint, StorageReader) else CheckpointReader(os.fspath(checkpoint))
-    metadata = reader.read_metadata()
+    folder = None if isinstance(checkpoint, StorageReader) else Path(checkpoint)
+    metadata = checkpoint.read_metadata() if folder is None else read_metadata(folder)
     prefix = f"{key}."
     entries = {
-        name.removeprefix(prefix): entry
+        name: entry
         for name, entry in metadata.state_dict_metadata.items()
-        if name.startswith(f"{prefix}rank")
+        if isinstance(name, str) and name.startswith(f"{prefix}rank")
     }
-    sizes = {name: entry.size.numel() for name, entry in entries.items() if hasattr(entry, "size")}
+    sizes = {name: _num_elements(name, entry) for name, entry in entries.items() if hasattr(entry, "size")}
     texts = [name for name in entries if name not in sizes]
     if not texts:
         raise ValueError(
             f"the checkpoint has no {key!r} with residuals of isthmus: keys of it begin with another name?"
         )
+    read_entries: Callable[[Sequence[str]], dict[str, Any]] = functools.partial(_read_with, checkpoint, metadata, sizes)
+    if folder is not None:
+        read_entries = FolderReader(folder, metadata, sizes).read
 
-    def read(
-        names: Iterable[str], empty: Callable[[str], Any] = lambda name: torch.empty(sizes[name])
-    ) -> dict[str, Any]:
-        wanted = {prefix + name: empty(name) for name in names}
-        if not wanted:
-            return {}
-        planner = TextAndTensorPlanner()
-        planner.set_up_planner(wanted, metadata, is_coordinator=True)
-        reader.set_up_storage_reader(metadata, True)
-        plan = reader.prepare_local_plan(planner.create_local_plan())
-        plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
-        try:
-            reader.read_data(planner.finish_plan(plan), planner).wait()
-        except pickle.UnpicklingError as error:
-            raise ValueError(f"{describe_entries(metadata, plan.items)}: {error}") from error
-        return {name.removeprefix(prefix): value for name, value in wanted.items()}
+    def read(names: Iterable[str]) -> dict[str, Any]:
+        found = read_entries([prefix + name for name in names])
+        return {name.removeprefix(prefix): value for name, value in found.items()}
 
-    described = read(texts, lambda _: "")
-    return Source({int(name.removeprefix("rank")): text for name, text in described.items()}, sizes, read)
+    described = read(name.removeprefix(prefix) for name in texts)
+    own_sizes = {name.removeprefix(prefix): size for name, size in sizes.items()}
+    return Source({int(name.removeprefix("rank")): text for name, text in described.items()}, own_sizes, read)
+
+
+def _num_elements(name: str, entry: Any) -> int:
+    if not isinstance(entry.size, torch.Size) or len(entry.size) != 1:
+        raise ValueError(f"{name!r} is not a tensor of one dimension, as residuals are")
+    return entry.size[0]
+
+
+def _read_with(
+    reader: StorageReader, metadata: Metadata, sizes: Mapping[str, int], names: Sequence[str]
+) -> dict[str, Any]:
+    """Read entries with a reader of the caller's own; names without a size are texts."""
+    wanted: dict[str, Any] = {name: torch.empty(sizes[name]) if name in sizes else "" for name in names}
+    if not wanted:
+        return {}
+    planner = TextAndTensorPlanner()
+    planner.set_up_planner(wanted, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
+    try:
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{describe_entries(metadata, plan.items)}: {error}") from error
+    return wanted
 
 
 def option_texts(backend: Any) -> dict[str, str]:

@@ -1,9 +1,12 @@
-"""What the fuzzers of machine files start from: recorded machines, and small files with what these do not have."""
+"""What the fuzzers in Python start from: recorded machines and small ones with what these do not have; a checkpoint."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 MACHINES = Path(__file__).parents[2] / "topology/machines"
 
@@ -33,13 +36,36 @@ NVLINK_SWITCHES = """<system version="1">
 
 SMALLEST = '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>'
 
-# Each target's own texts.
-SEEDS = {"machine_file": (DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES, SMALLEST)}
+
+def write_machines(folder: Path) -> None:
+    """Recorded machines, and the small ones."""
+    for number, text in enumerate((DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES, SMALLEST)):
+        (folder / f"{number:02}").write_text(text)
+    for path in MACHINES.glob("*.xml"):
+        shutil.copy(path, folder)
+
+
+def write_checkpoints(folder: Path) -> None:
+    """A checkpoint of one unit with a residual, as torch writes it."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    unit = {"name": "a", "num_elements": 6, "dtype": "float32", "collective": "reduce_scatter", "layout": 0, "step": 2}
+    unit |= {"scale": 0.5, "sections": [[0, 3]], "parked": [], "residual_elements": 3, "result_residual_elements": 0}
+    unit |= {"parked_values_elements": 0, "is_owned": False}
+    group = {"ranks": [0], "node_of_rank": [0], "options": {}, "units": [unit]}
+    text = json.dumps({"version": 2, "groups": [group]})
+    with TemporaryDirectory() as name:
+        state = {"rank0": text, "rank0/0/0/residual": torch.ones(3)}
+        dcp.save({"isthmus": state}, checkpoint_id=name, no_dist=True)
+        metadata = (Path(name) / ".metadata").read_bytes()
+        data = (Path(name) / "__0_0.distcp").read_bytes()
+    (folder / "saved").write_bytes(len(metadata).to_bytes(2, "little") + metadata + data)
+
+
+SEEDS: dict[str, Callable[[Path], None]] = {"checkpoint": write_checkpoints, "machine_file": write_machines}
 
 
 def write(folder: Path, target: str) -> None:
     """Write the seeds of a target into a folder."""
-    for number, text in enumerate(SEEDS[target]):
-        (folder / f"{number:02}").write_text(text)
-    for path in MACHINES.glob("*.xml"):
-        shutil.copy(path, folder)
+    SEEDS[target](folder)
