@@ -55,7 +55,7 @@ def main() -> None:
         timeout=timedelta(seconds=20),
     )
     if arguments.local_steps:
-        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.5, nesterov=True)
         with torchft.local_sgd.DiLoCo(manager, [model], inner, outer, sync_every=arguments.local_steps):
             while manager.current_step() < arguments.steps:
                 step(manager, model, inner, corpus, arguments.replica)

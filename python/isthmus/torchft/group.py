@@ -129,7 +129,8 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     def _own_node(self, rank: int) -> str:
         """Return the node of this member; equal texts are one node."""
         if self._options.nodes:
-            return f"node {_node_of(self._options.nodes, (self._global_ranks or [rank])[rank])}"
+            number = self._global_ranks[rank] if self._global_ranks else rank
+            return f"node {_node_of(self._options.nodes, number)}"
         claim = claim_beyond(os.environ, self._group_world_size or 1)
         return f"node {claim.node}" if claim is not None else f"member {rank}"
 

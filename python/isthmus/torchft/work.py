@@ -24,10 +24,10 @@ class ManagedWork(dist.Work):
         self._report_error = report_error
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the reduction is done or has failed."""
+        """Wait until the reduction is done or has failed; if it takes longer than `timeout`, it has failed, too."""
         try:
-            if self._work is not None:
-                self._work.wait()
+            if self._work is not None and not (self._work.wait(timeout) if timeout else self._work.wait()):
+                raise TimeoutError(f"isthmus: the reduction was not done within {timeout}")
         except Exception as error:
             self._report_error(error)
         return True

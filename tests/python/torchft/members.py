@@ -24,7 +24,9 @@ _quorums = count(1)
 
 
 class Members:
-    """Groups that meet at one store."""
+    """Groups that meet at one store. tells_ranks: whether `configure` gets `global_ranks`."""
+
+    tells_ranks = True
 
     def __init__(self) -> None:
         self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -54,7 +56,8 @@ class Members:
         address = f"localhost:{port or self.store.port}/{quorum}"
 
         def configure(rank: int) -> None:
-            groups[rank].configure(address, f"r_{numbers[rank]}", rank, size or len(groups), quorum, 0, 1, numbers)
+            global_ranks = numbers if self.tells_ranks else None
+            groups[rank].configure(address, f"r_{numbers[rank]}", rank, size or len(groups), quorum, 0, 1, global_ranks)
 
         return quorum, configure
 

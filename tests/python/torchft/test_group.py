@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,16 @@ def test_a_packet_of_another_step_or_quorum_is_refused(quorums: tuple[int, int],
         assert all(error is not None for error in errors)
 
 
+def test_a_wait_that_takes_too_long_fails_the_quorum() -> None:
+    with members() as world:
+        groups = [world.make() for _ in range(2)]
+        world.meet(groups)
+        with groups[0].reducing(("bucket 0", 0, "", 0, None), lambda: 0):
+            work = groups[0].allreduce([gradient(0, 0)], ReduceOp.SUM)
+        assert work.wait(timedelta(milliseconds=50))
+        assert "imed out" in str(groups[0].errored())
+
+
 def test_numbers_of_elements_that_differ_are_an_error_on_every_member() -> None:
     with members() as world:
         groups = [world.make(SHORT) for _ in range(2)]
@@ -218,9 +229,11 @@ def test_numbers_of_elements_that_differ_are_an_error_on_every_member() -> None:
         assert all(error is not None for error in errors), errors
 
 
+@pytest.mark.parametrize("tells_ranks", [True, False])
 @pytest.mark.parametrize(("size", "nodes"), [(4, [0, 0, 1, 1]), (3, [0, 1, 2])])
-def test_nodes_over_replica_groups(size: int, nodes: list[int]) -> None:
+def test_nodes_over_replica_groups(size: int, nodes: list[int], tells_ranks: bool) -> None:
     with members() as world:
+        world.tells_ranks = tells_ranks
         groups = [world.make(nodes="2x2") for _ in range(size)]
         world.meet(groups)
         train_step(groups, 0)
