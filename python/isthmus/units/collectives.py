@@ -91,13 +91,15 @@ class UnitReduceScatter(_Collective):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Reduce over the companion of `group`, or over `group` itself if it has none.
+        """Reduce over the companion of the unit's group, or over that group itself if it has none.
 
         FSDP2 calls this on the thread and the stream of its reductions. Tensors, Work and errors are as in
         `torch.distributed.reduce_scatter_tensor`.
         """
         core = native.load()
-        core.push_unit(*handed_reduction(self._unit(), output_tensor, input_tensor))
+        unit = self._unit()
+        group = shard_group(unit) or group
+        core.push_unit(*handed_reduction(unit, output_tensor, input_tensor))
         # FSDP2 divides an input of another type on the stream of the call.
         is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
         try:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from isthmus.backends import companion_of, isthmus_backend
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
 
 # FSDP2's objects for parameters that are reduced together, and for one parameter (FSDPParamGroup, FSDPParam).
@@ -223,9 +224,15 @@ def live_fsdp2_models() -> list[nn.Module]:
 
 
 def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
-    """Return the process group of the reduce-scatter, if there is one."""
-    separate = getattr(group.mesh_info, "reduce_scatter_process_group", None)  # torch 2.13 or newer
-    return separate or getattr(group.mesh_info, "shard_process_group", None)
+    """Return the process group of the reduce-scatter, if there is one.
+
+    FSDP2 may be given one of its own after `isthmus.attach`; the reductions then stay with the group that is attached.
+    """
+    separate: dist.ProcessGroup | None = getattr(group.mesh_info, "reduce_scatter_process_group", None)  # torch 2.13
+    shared = gather_group(group)
+    if separate is None or (shared is not None and companion_of(shared) and isthmus_backend(separate) is None):
+        return shared
+    return separate
 
 
 def replicate_group(group: ParamGroup) -> dist.ProcessGroup | None:

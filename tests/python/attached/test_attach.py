@@ -306,6 +306,25 @@ def a_separate_group_of_reductions_has_a_companion_of_its_own() -> None:
     assert [_backends.companion_of(found) for found in (gathers, reductions)] == [None, None]
 
 
+@table
+def reductions_that_get_a_group_of_their_own_later_stay_attached() -> None:
+    """As torch 2.13 makes one where it is asked to; older versions do not look at it."""
+    models = []
+    for has_separate in (False, True):
+        with seed(0):
+            model: Any = isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of())
+        reductions = gloo()
+        for unit in {unit for module in model.modules() for unit in param_groups_of(module) if has_separate}:
+            unit.mesh_info.reduce_scatter_process_group = reductions
+        models.append(model)
+    assert history(models[0], 3) == history(models[1], 3)
+    assert fingerprint(models[0]) == fingerprint(models[1])
+    assert set(steps_of(models[1])) == UNITS
+    isthmus.load_state_dict(isthmus.state_dict(models[1]), models[1])
+    for model in models:
+        isthmus.detach(model)
+
+
 # --- What is refused ---
 
 
