@@ -30,6 +30,7 @@ OPTION = "option nodes"
 VARIABLE = "ISTHMUS_NODES"
 FABRIC = "NVLink domain"
 MACHINE = "boot id and network namespace"
+BEYOND = "a store of its own, beyond the job"
 
 #: Ranks that a message names one by one.
 _MAX_NAMED = 8

@@ -21,6 +21,7 @@ class Group:
     global_ranks: Sequence[int]
     world_size: int  # the default group's
     timeout: timedelta
+    beyond_job: bool = False  # its ranks are not known to be one job's, and are numbered within the group
     name: str = ""  # torch's
     device: torch.device | None = None  # the GPU that it is bound to
     beside: ProcessGroup | None = None  # whose companion it becomes, and whose backends are its world backends

@@ -1,4 +1,4 @@
-"""Warnings that a process, or a job, gives once."""
+"""Warnings that a job gives once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import logging
 
 import torch.distributed as dist
 
-logger = logging.getLogger("isthmus")
+from isthmus.job import this_job
 
-_warned_of: set[str] = set()
+logger = logging.getLogger("isthmus")
 
 
 def warn_once(text: str, subject: str = "") -> None:
-    """Warn, unless there was a warning on this subject (default: the text)."""
-    if text and (subject or text) not in _warned_of:
-        _warned_of.add(subject or text)
+    """Warn, unless there was a warning in this job on this subject (default: the text)."""
+    warned_of = this_job().warned_of
+    if text and (subject or text) not in warned_of:
+        warned_of.add(subject or text)
         logger.warning("%s", text)
 
 

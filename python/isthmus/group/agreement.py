@@ -18,6 +18,7 @@ from isthmus.gloo import Group
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
+from isthmus.job import this_job
 from isthmus.told import on_all
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
@@ -37,6 +38,9 @@ class Introduction:
     options: dict[str, str] | None = None
     gpu: Gpu = field(default_factory=Gpu)
     error: str = ""
+    #: Why it has no place in its job.
+    misplaced: str = ""
+    beyond_job: bool = False
 
     def to_text(self) -> str:
         """Return the text for the store."""
@@ -74,44 +78,48 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
             raise TypeError(f"pg_options: expected isthmus.Options, got {type(given_options).__name__}")
         options: _C.Options = copy.deepcopy(given_options)
         fields = {name: str(getattr(options, name)) for name, *_ in core.option_fields() if name != "log"}
-        global_rank = group.global_ranks[group.rank]
-        if options.inter_tier == "mpi":
-            mpi_tier.join(global_rank, group.world_size)
         ask_for_connections()
-        gpu = find_gpu(group.device)
-        if group.node is not None:
-            surroundings = Surroundings(option=group.node(), option_source="torchft")
-        elif options.nodes:
-            node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
-            by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
-            source = node_map.VARIABLE if by_variable else node_map.OPTION
-            surroundings = Surroundings(option=f"node {node}", option_source=source)
-        else:
-            surroundings = _look_around(group, gpu)
+        introduction = Introduction(options=fields, gpu=find_gpu(group.device), beyond_job=group.beyond_job)
     except Exception as error:
         return None, Introduction(error=str(error))
-    return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
+    if group.beyond_job:
+        return options, introduction
+    try:
+        return options, replace(introduction, surroundings=_find_place(group, options, introduction.gpu))
+    except Exception as error:
+        return options, replace(introduction, misplaced=str(error))
 
 
-# What the last group of all ranks whose nodes no option gave has found.
-_launcher_contradicts_itself = False
-
-
-def _look_around(group: Group, gpu: Gpu) -> Surroundings:
+def _find_place(group: Group, options: _C.Options, gpu: Gpu) -> Surroundings:
+    """Describe this rank's node in its job, and join the job's MPI if the options want it."""
+    global_rank = group.global_ranks[group.rank]
+    if options.inter_tier == "mpi":
+        mpi_tier.join(global_rank, group.world_size)
+    if group.node is not None:
+        return Surroundings(option=group.node(), option_source="torchft")
+    if options.nodes:
+        node = native.load().parse_nodes(options.nodes, group.world_size)[global_rank]
+        by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
+        source = node_map.VARIABLE if by_variable else node_map.OPTION
+        return Surroundings(option=f"node {node}", option_source=source)
     surroundings = node_map.look_around(os.environ, group.world_size, gpu.bus_id or None)
-    if group.size < group.world_size and _launcher_contradicts_itself:
+    if group.size < group.world_size and this_job().launcher_contradicts_itself:
         return replace(surroundings, claim=None)  # the claims of a few members may agree by chance
     return surroundings
 
 
 def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
-    """Return the group's node map, and remember for its subgroups whether the launcher's variables can be trusted."""
-    global _launcher_contradicts_itself
+    """Return the group's node map, and remember for its subgroups whether the launcher's variables can be trusted.
+
+    A group beyond the job counts as one node.
+    """
+    if group.beyond_job:
+        return Nodes([0] * group.size, node_map.BEYOND)
     surroundings = [introduction.surroundings for introduction in introductions]
     describe = native.load().describe_nodes
     nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
     if group.size == group.world_size and not surroundings[0].option:
-        _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
+        this_job().launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
     return nodes
 
 
@@ -120,13 +128,18 @@ def _exchange(group: Group, own: Introduction) -> tuple[Group, list[Introduction
         store, texts = meet(group.store, group.global_ranks, group.rank, own.to_text(), group.timeout, group.interrupt)
     except dist.DistStoreError as error:
         raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
-    return replace(group, store=store), [Introduction.from_text(text) for text in texts]
+    introductions = [Introduction.from_text(text) for text in texts]
+    # A member without a default group takes this one for that.
+    beyond_job = any(introduction.beyond_job for introduction in introductions)
+    return replace(group, store=store, beyond_job=beyond_job), introductions
 
 
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
     """Return why these ranks cannot form a group, "" if they can; the same text on every rank."""
     ranks = group.global_ranks
-    errors = told_by_ranks(ranks, [introduction.error for introduction in introductions])
+    if group.beyond_job:  # nothing is compressed there, and its ranks may have the variables of several jobs
+        return told_by_ranks(ranks, [introduction.error for introduction in introductions])
+    errors = told_by_ranks(ranks, [introduction.error or introduction.misplaced for introduction in introductions])
     return errors or different_options(ranks, [introduction.options or {} for introduction in introductions])
 
 

@@ -17,7 +17,7 @@ from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
 from isthmus.nodes import leave_note
-from isthmus.topology.node_map import Nodes
+from isthmus.topology.node_map import BEYOND, Nodes
 from isthmus.warned import warn_once
 
 if TYPE_CHECKING:
@@ -37,24 +37,25 @@ def register() -> None:
 
 def _create_backend(request: Any, options: Any) -> _C.Backend:
     """Construct the backend of one group. Called by torch."""
+    # Torch gives no ranks for the default group, nor for one that comes by a store of its own beside it.
     global_ranks = list(request.global_ranks_in_group)
-    is_default = not global_ranks
     return create(
         Group(
             store=request.store,
             name=request.group_id,
             rank=request.group_rank,
             global_ranks=global_ranks or list(range(request.group_size)),
-            world_size=request.group_size if is_default else dist.get_world_size(),
+            world_size=dist.get_world_size() if global_ranks else request.group_size,
             timeout=request.timeout,
+            beyond_job=not global_ranks and dist.is_initialized(),
             device=bound_device(getattr(request, "process_group", None)),
             beside=beside.get(),
         ),
-        options if options is not None or is_default else _default_group_options(),
+        options if options is not None else _default_group_options(),
     )
 
 
-def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C.Backend:
+def _create_split(store: Store, rank: int, size: int, options: _C.Options, beyond_job: bool) -> _C.Backend:
     """Construct a backend over some ranks of another. Called by Backend.split."""
     # The clone has its own connection: torch may still use the store that it gave. Torch's stubs lack clone().
     store = store.clone()  # type: ignore[attr-defined]
@@ -63,9 +64,10 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
             store=store,
             name=options.group_name,
             rank=rank,
-            global_ranks=list(options.global_ranks_in_group) or list(range(size)),
-            world_size=dist.get_world_size(),
+            global_ranks=list(range(size)) if beyond_job else list(options.global_ranks_in_group),
+            world_size=size if beyond_job else dist.get_world_size(),
             timeout=options._timeout,
+            beyond_job=beyond_job,
             device=bound_device(None),
         ),
         options,
@@ -84,7 +86,7 @@ def _default_group_options() -> _C.Options | None:
 def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = lambda nodes: nodes) -> _C.Backend:
     """Construct the backend of one group, on the nodes that `choose` makes of those that were found."""
     group, options, introductions = agree(group, given_options)
-    if group.node is None:
+    if group.node is None and not group.beyond_job:
         leave_note(group.global_ranks[group.rank], introductions[group.rank].surroundings, options.nodes)
     process.set_up(options, group.rank, _create_split)
     for sentence in options_without_effect(options) if group.rank == 0 else []:
@@ -139,7 +141,8 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         flat=flat,
         cuda=cuda,
         no_cuda=no_cuda,
-        covers_job=group.size == group.world_size,
+        covers_job=group.size == group.world_size and not group.beyond_job,
+        beyond_job=group.beyond_job,
         owns_worlds=group.beside is None,
     )
     return backend
@@ -165,6 +168,10 @@ def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[
 def _log_nodes(group: Group, nodes: Nodes) -> None:
     """Log how the ranks are placed, and what the placement is based on."""
     if group.rank != 0:
+        return
+    if group.beyond_job:
+        text = f"group of {group.size} ranks: {BEYOND}: everything goes to the world backend, uncompressed"
+        warn_once(text, BEYOND)
         return
     text = f"{native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
     two_tier = has_two_tiers(nodes.node_of_rank)

@@ -110,7 +110,7 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
     loses_under_muon = any("bits=8" not in settings for settings in coded) and _trains_with_muon()
     yield from _advice(found, crossed, advises_fewer_bits=not loses_under_muon)
     if loses_under_muon:
-        yield 'this process trains with Muon, which loses less with bits=8: docs/choosing.md'
+        yield "this process trains with Muon, which loses less with bits=8: docs/choosing.md"
 
 
 def _trains_with_muon() -> bool:

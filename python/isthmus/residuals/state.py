@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import backends_of
+from isthmus.backends import backends_of, isthmus_backend
 from isthmus.residuals.known import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved import (
     RESIDUALS,
@@ -46,7 +46,7 @@ def _groups(target: Target) -> list[GroupAndBackend]:
         groups = groups_of(target)
         what = "the model is reduced over no process group of isthmus"
     elif target is None:
-        groups = all_groups()
+        groups = [group for group in all_groups() if not _is_beyond_job(group)]
         what = "this process has no process group of isthmus"
     else:
         groups = [target]
@@ -55,6 +55,11 @@ def _groups(target: Target) -> list[GroupAndBackend]:
     if not found:
         raise ValueError(what)
     return [(group, backend) for backend, group in found.items()]
+
+
+def _is_beyond_job(group: dist.ProcessGroup) -> bool:
+    backend = isthmus_backend(group)
+    return backend is not None and backend.beyond_job
 
 
 def _owners(target: Target) -> set[int] | None:

@@ -31,6 +31,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       group_(parts.rank, parts.size, NodeMap(parts.node_of_rank), parts.options->values,
              ranks_or_all(parts.options->global_ranks_in_group, parts.size), parts.owns_worlds),
       node_map_source_(std::move(parts.node_map_source)),
+      beyond_job_(parts.beyond_job),
       coalesces_(parts.cpu.world->supportsCoalescing()),
       estimates_time_(parts.cpu.world->supportsTimeEstimation()),
       faults_(group_, parts.store),
@@ -107,7 +108,8 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
   for (const int rank : ranks) {
     own->global_ranks_in_group.push_back(group_.global_ranks.at(rank));
   }
-  auto part = split_function(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
+  auto part =
+      split_function(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own, beyond_job_);
   if (auto* isthmus_part = dynamic_cast<BackendIsthmus*>(part.get())) {
     std::unique_lock lock(mutex_);
     const auto device = device_;

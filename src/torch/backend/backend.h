@@ -42,13 +42,15 @@ struct BackendParts {
   std::optional<CudaParts> cuda;
   std::string no_cuda;      // tells people why `cuda` is empty: "rank 3 has no GPU"
   bool covers_job = true;   // the group has all ranks of the job
+  bool beyond_job = false;  // its ranks are not known to be ranks of one job
   bool owns_worlds = true;  // see Group
 };
 
 // Constructs a backend over some ranks of another one. Python sets it, since only Python can construct Gloo backends.
 // Like all functions that Python sets, it is never destroyed: other threads may run until the process ends.
-using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                               const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
+using SplitFunction =
+    std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                             const c10::intrusive_ptr<c10d::Backend::Options>& options, bool beyond_job)>;
 inline auto& split_function = *new SplitFunction;
 
 // Torch's shutdown() calls it first, while everything still exists. Destructors and the interpreter's exit do not call
@@ -74,6 +76,7 @@ class BackendIsthmus final : public c10d::Backend {
   void reset_stats();
   const std::vector<int>& node_of_rank() const { return group_.map.node_of_rank(); }
   const std::vector<int>& global_ranks() const { return group_.global_ranks; }
+  bool beyond_job() const { return beyond_job_; }
   // The state of units, for checkpoints and loss scales.
   DeviceUnits& units() { return units_; }
   // Sets the option `gradients` of this group from now on. Every rank calls this at the same place.
@@ -188,6 +191,7 @@ class BackendIsthmus final : public c10d::Backend {
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these
   const Group group_;
   const std::string node_map_source_;
+  const bool beyond_job_;
   const bool coalesces_;  // whether the CPU's world backend supports coalescing
   const bool estimates_time_;
 

@@ -250,11 +250,12 @@ c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> 
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
                                                 std::string node_map_source, BackendPtr world, TierParts intra,
                                                 TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
-                                                std::string no_cuda, bool covers_job, bool owns_worlds) {
+                                                std::string no_cuda, bool covers_job, bool beyond_job,
+                                                bool owns_worlds) {
   return c10::make_intrusive<BackendIsthmus>(BackendParts{
       std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
       CpuParts{std::move(world), std::move(intra), std::move(inter), std::move(flat)}, std::move(cuda),
-      std::move(no_cuda), covers_job, owns_worlds});
+      std::move(no_cuda), covers_job, beyond_job, owns_worlds});
 }
 
 void bind_backend(py::module_& module) {
@@ -271,7 +272,7 @@ void bind_backend(py::module_& module) {
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
-           "no_cuda"_a = "", "covers_job"_a = true, "owns_worlds"_a = true)
+           "no_cuda"_a = "", "covers_job"_a = true, "beyond_job"_a = false, "owns_worlds"_a = true)
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
@@ -283,7 +284,8 @@ void bind_backend(py::module_& module) {
       .def(
           "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a)
       .def_property_readonly("node_of_rank", &BackendIsthmus::node_of_rank)
-      .def_property_readonly("global_ranks", &BackendIsthmus::global_ranks);
+      .def_property_readonly("global_ranks", &BackendIsthmus::global_ranks)
+      .def_property_readonly("beyond_job", &BackendIsthmus::beyond_job);
   bind_units(module, type);
 }
 
@@ -350,12 +352,13 @@ void bind_functions(py::module_& module) {
   module.def(
       "set_split_function",
       [](py::object function) {
-        split_function = [function = function.release()](const auto& store, int rank, int size, const auto& options) {
+        split_function = [function = function.release()](const auto& store, int rank, int size, const auto& options,
+                                                         bool beyond_job) {
           py::gil_scoped_acquire gil;
-          return function(store, rank, size, options).template cast<BackendPtr>();
+          return function(store, rank, size, options, beyond_job).template cast<BackendPtr>();
         };
       },
-      "How Backend.split constructs a backend: function(store, rank, size, options).");
+      "How Backend.split constructs a backend: function(store, rank, size, options, beyond_job).");
   module.def(
       "set_shutdown_listener",
       [](py::object function) {

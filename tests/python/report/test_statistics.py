@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
-from isthmus import warned
 from isthmus.backends import backend_of
 from isthmus.group import process
 from isthmus.report import explain as explain_module
@@ -72,7 +71,6 @@ def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, 
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
     found = {}
     for name, (make, options, _) in TOLD.items():
-        warned._warned_of.clear()
         settings = isthmus.Options(nodes="2x1", **{"min_elements": 0, **options})
         told: list[tuple[int, str]] = []
         with logged() as messages:
