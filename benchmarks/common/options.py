@@ -4,7 +4,7 @@ The command line is made from these fields (`isthmus.cli.options`), so that name
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from isthmus.plan.ranges import check_range
@@ -30,11 +30,18 @@ class Option:
     is_file: bool = False
     #: "simulated" or "here": where alone it has a meaning, of a command that has --here.
     only: str = ""
+    #: The default where tensors are on GPUs; None: the same.
+    on_gpu: Any = None
 
 
 def option(default: Any, help: str, **settings: Any) -> Any:
     """A field of a dataclass that is an option, too. settings: as in `Option`."""
     return field(default=default, metadata={METADATA: Option(help, **settings)})
+
+
+def options_of(arguments: type) -> dict[str, Option]:
+    """The options of a dataclass, by the fields that they fill."""
+    return {each.name: each.metadata[METADATA] for each in fields(arguments) if METADATA in each.metadata}
 
 
 def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:

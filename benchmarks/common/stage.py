@@ -59,6 +59,18 @@ class Place:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
+    def held_bytes(self, resets_peak: bool = False) -> int:
+        """What this process's tensors hold on the GPU; 0 on the CPU. resets_peak: `peak_bytes` counts from now on."""
+        if self.device != "cuda":
+            return 0
+        if resets_peak:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def peak_bytes(self) -> int:
+        """The most that they have held on the GPU; 0 on the CPU."""
+        return torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
+
 
 #: Joins the world as a command says ("timeout_s", "count_link"), or says where the rank stands already.
 Join = Callable[[dict[str, Any]], Place]

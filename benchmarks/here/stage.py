@@ -31,6 +31,8 @@ from isthmus.benchmarks.here.cluster import (
 )
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
+from isthmus.benchmarks.simulate import gpus
+from isthmus.benchmarks.simulate.network import SIMULATED_RANGES
 from isthmus.benchmarks.simulate.ranks import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
 from isthmus.benchmarks.simulate.stage import simulated_stage
@@ -63,8 +65,9 @@ def open_stage(
     the rank's name, and ends the process: groups in an unknown state must not be waited for.
     """
     if not arguments.here:
-        with simulated_stage(arguments.nodes, arguments.ranks_per_node, worker.__name__, log_dir) as stage:
-            yield arguments, stage
+        found = _on_gpus_or_cpu(arguments).on_device()
+        with simulated_stage(found.nodes, found.ranks_per_node, worker.__name__, log_dir, found.device) as stage:
+            yield found, stage
         return
     example = f"torchrun --nnodes 2 --nproc-per-node 8 ... -m isthmus bench {command} --here"
     os.environ.update(rendezvous(os.environ, "--here", example))
@@ -84,6 +87,15 @@ def open_stage(
     except BaseException as error:
         _end_process(error)
     _leave()
+
+
+def _on_gpus_or_cpu(arguments: A) -> A:
+    """Choose the device of simulated nodes, and how many ranks each has."""
+    device = gpus.choose_device(arguments.device) if arguments.simulates_gpus else "cpu"
+    if device == "cpu" or not arguments.is_default("ranks_per_node"):
+        return replace(arguments, device=device)
+    most = SIMULATED_RANGES["ranks_per_node"][1]
+    return replace(arguments, device=device, ranks_per_node=gpus.default_ranks_per_node(arguments.nodes, most))
 
 
 def _join(arguments: HereConfig) -> None:

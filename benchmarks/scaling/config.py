@@ -30,6 +30,7 @@ class ScalingConfig:
             raise ValueError(f"layout '{layout}': expected NODESxRANKS, as in 4x2")
         return TrainingConfig(
             arms=self.arms,
+            device="cpu",
             nodes=int(nodes),
             ranks_per_node=int(ranks_per_node),
             links=(self.link,),

@@ -19,6 +19,12 @@ def parse_link_rate(text: str) -> float:
     return rate
 
 
+def link_rate_text(bits_per_s: float) -> str:
+    """A rate as `parse_link_rate` takes it, in three digits: "9.04gbit"."""
+    unit = "gbit" if bits_per_s >= _BITS_PER_S["gbit"] else "mbit"
+    return f"{bits_per_s / _BITS_PER_S[unit]:.3g}{unit}"
+
+
 def interfaces_sent_bytes(proc: Path = Path("/proc"), pid: int | str = "self") -> dict[str, int]:
     """Return what each interface that process `pid` sees has sent since it exists, headers included, by name.
 

@@ -66,10 +66,17 @@ class RankWorld:
 
     Each runs `python -m module`, which must call `isthmus.benchmarks.simulate.serve.serve`. What they print goes to
     log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are
-    killed when the thread that made them ends.
+    killed when the thread that made them ends. environment_of: a rank's own variables beside the world's.
     """
 
-    def __init__(self, network: Network, ranks_per_node: int, module: str, log_dir: Path) -> None:
+    def __init__(
+        self,
+        network: Network,
+        ranks_per_node: int,
+        module: str,
+        log_dir: Path,
+        environment_of: Callable[[int], dict[str, str]] = lambda rank: {},
+    ) -> None:
         self.world_size = network.num_nodes * ranks_per_node
         self.ranks_per_node = ranks_per_node
         self._ranks: list[_Rank] = []
@@ -92,8 +99,10 @@ class RankWorld:
                     "LOCAL_RANK": str(local),
                     "GROUP_RANK": str(node),
                     "GLOO_SOCKET_IFNAME": network.interface,
+                    "NCCL_SOCKET_IFNAME": network.interface,
                 }
-                self._start(rank, [*network.command_prefix(node), sys.executable, "-m", module], log_dir, common | own)
+                words = [*network.command_prefix(node), sys.executable, "-m", module]
+                self._start(rank, words, log_dir, common | own | environment_of(rank))
         except BaseException:
             self.close()
             raise
@@ -175,6 +184,8 @@ class RankWorld:
         silent = sorted(rank.rank for rank in self._ranks if rank.answer is None and rank not in mute + told)
         node, local = divmod(first.rank, self.ranks_per_node)
         text = f"rank {first.rank} (node {node}, local index {local}) failed in '{command['do']}': {first.why()}"
+        if first.failure and first.failure["says_all"]:
+            return text
         if others:
             text += f"\nafter it also rank {_join(others)}"
         if silent:

@@ -16,6 +16,10 @@ Handler = Callable[[dict[str, Any], Emit], dict[str, Any]]
 _PR_SET_PDEATHSIG = 1
 
 
+class SaysAll(RuntimeError):
+    """A failure whose message is all that a user needs: what the rank printed is not shown."""
+
+
 def die_with_launcher() -> None:
     """Let the kernel kill this process when its launcher ends for any reason. Call this first."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -45,6 +49,8 @@ def serve(handlers: dict[str, Handler]) -> None:
             failed_at_s = time.monotonic()
             traceback.print_exc()
             sys.stderr.flush()
-            emit("failure", {"failed_at_s": failed_at_s, "error": f"{type(error).__name__}: {error}"})
+            says_all = isinstance(error, SaysAll)
+            text = str(error) if says_all else f"{type(error).__name__}: {error}"
+            emit("failure", {"failed_at_s": failed_at_s, "error": text, "says_all": says_all})
             os._exit(1)  # process groups in an unknown state must not be waited for
         emit("answer", answer)

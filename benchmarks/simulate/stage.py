@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,45 @@ import torch
 import torch.distributed as dist
 
 from isthmus.benchmarks.common.stage import Place, Stage
+from isthmus.benchmarks.simulate.gpus import open_gpus
 from isthmus.benchmarks.simulate.links import interfaces_sent_bytes
 from isthmus.benchmarks.simulate.network import open_network
 from isthmus.benchmarks.simulate.ranks import RankWorld
+from isthmus.group.cuda import ask_for_connections
 
 
 @contextmanager
-def simulated_stage(nodes: int, ranks_per_node: int, module: str, log_dir: Path) -> Iterator[Stage]:
-    """Start ranks of `module` on simulated nodes, as `RankWorld` says. No process or namespace outlives the context."""
-    with open_network(nodes) as network, RankWorld(network, ranks_per_node, module, log_dir) as world:
+def simulated_stage(
+    nodes: int, ranks_per_node: int, module: str, log_dir: Path, device: str = "cpu"
+) -> Iterator[Stage]:
+    """Start ranks of `module` on simulated nodes, as `RankWorld` says.
+
+    No process, namespace or daemon outlives the context. device: "cuda" for ranks that have GPUs, as `open_gpus` says.
+    """
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(nodes))
+        gpus = stack.enter_context(open_gpus(nodes, ranks_per_node)) if device == "cuda" else None
+        of_rank = gpus.environment if gpus else lambda rank: {}
+        world = stack.enter_context(RankWorld(network, ranks_per_node, module, log_dir, of_rank))
         yield Stage(
             world=world,
-            description=network.description,
+            description=f"{network.description}, {gpus.description}" if gpus else network.description,
             counts_links=network.has_links,
             shape=network.shape if network.has_links else None,
         )
 
 
 def join_simulated(command: dict[str, Any]) -> Place:
-    """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread."""
+    """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread.
+
+    On the GPU that is the first of those which the rank sees, if the command says "cuda".
+    """
     torch.set_num_threads(1)
+    device: str = command.get("device", "cpu")
+    if device == "cuda":
+        ask_for_connections()
+        torch.cuda.set_device(0)
     dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
-    if not command["count_link"] or os.environ["LOCAL_RANK"] != "0":
-        return Place()
-    return Place(sent_bytes=lambda: interfaces_sent_bytes()[os.environ["GLOO_SOCKET_IFNAME"]])
+    counts = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return Place(device, (lambda: interfaces_sent_bytes()[interface]) if counts else None)

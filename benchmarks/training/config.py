@@ -1,7 +1,7 @@
 """Arguments of a training benchmark with their ranges, passed to the ranks as they are."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
@@ -15,6 +15,8 @@ DEFAULT_ARMS = (
     *("fsdp", "fsdp-node", "hsdp", "none", "flat-tagc", "tagc"),
     *("quant", "quant-node", "full", "hsdp-none", "hsdp-quant"),
 )
+#: The same on GPUs, whose ranks are few: those that somebody with GPUs has to choose from, and the paper's.
+GPU_ARMS = ("fsdp", "hsdp", "tagc", "quant", "full", "hsdp-quant")
 
 _RANGES = {
     "steps": (2, 100_000),
@@ -29,24 +31,34 @@ _RANGES = {
 class TrainingConfig(HereConfig):
     """Arguments of `isthmus bench training`. Raises ValueError naming field, value and range."""
 
-    arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.")
+    device: str = option("auto", "cpu or cuda.", show_default="cuda where torch sees GPUs, else cpu")
+    ranks_per_node: int = option(
+        2,
+        "Processes on each node. Ranks take GPUs in order, and share them where there are fewer.",
+        only="simulated",
+        show_default="2; on GPUs as many as make one rank a GPU, at least 1",
+    )
+    quick: bool = option(False, "Few steps: a check, not a measurement.")
+    arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.", on_gpu=GPU_ARMS)
     links: tuple[str, ...] = option(
         ("200mbit", "50mbit"),
         "Rate of every node's link; repeatable.",
         name="link",
         is_repeatable=True,
         only="simulated",
+        on_gpu=("10gbit", "25gbit"),
     )
     steps: int = option(30, "Steps of each arm without a limit on the link, for the loss; with --here they are timed.")
     timed_steps: int = option(6, "Timed steps of each arm at each link rate.", only="simulated")
     audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
     dtype: str = option("bf16", "Parameters and reduction: bf16 or fp32.")
-    width: int = option(ModelShape.width, "Width of the model, a multiple of 64.")
-    num_layers: int = option(ModelShape.num_layers, "Transformer blocks.", name="layers")
-    context: int = option(ModelShape.context, "Bytes in a sequence.")
-    sequences: int = option(4, "Sequences of each rank in a step.")
+    width: int = option(ModelShape.width, "Width of the model, a multiple of 64.", on_gpu=1024)
+    num_layers: int = option(ModelShape.num_layers, "Transformer blocks.", name="layers", on_gpu=12)
+    context: int = option(ModelShape.context, "Bytes in a sequence.", on_gpu=1024)
+    sequences: int = option(4, "Sequences of each rank in a step.", on_gpu=8)
     validation_sequences: int = 32
-    lr: float = option(1.5e-3, "Peak learning rate of AdamW.")  # of .003, .0015 and .00075 the best for the exact path
+    # Of .003, .0015 and .00075 the best for the exact path of the CPU's model; of the GPU's what GPTs of its size take.
+    lr: float = option(1.5e-3, "Peak learning rate of AdamW.", on_gpu=3e-4)
     seed: int = option(1, "Seed of weights and batches, the same for all arms.")
     text: tuple[str, ...] = option(
         (),
@@ -55,6 +67,8 @@ class TrainingConfig(HereConfig):
         is_file=True,
         show_default="Python's standard library",
     )
+
+    simulates_gpus: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,13 +82,25 @@ class TrainingConfig(HereConfig):
             parse_link_rate(link)
 
     def on_device(self) -> "TrainingConfig":
-        """The same with arms for the device: Isthmus has a single tier for tensors on the CPU alone."""
-        flat = [name for name in self.arms if (ARMS[name].options or {}).get("tiers") == "flat"]
-        if self.device != "cuda" or not flat:
-            return self
-        if self.arms == DEFAULT_ARMS:
-            return replace(self, arms=tuple(name for name in self.arms if name not in flat))
-        raise ValueError(f"arm '{flat[0]}': not for tensors on {self.device}")
+        """The same with defaults for the device, and few steps if it shall be quick.
+
+        Isthmus has a single tier for tensors on the CPU alone.
+        """
+        config = self.with_gpu_defaults() if self.device == "cuda" else self
+        flat = [name for name in config.arms if (ARMS[name].options or {}).get("tiers") == "flat"]
+        if config.device == "cuda" and flat:
+            raise ValueError(f"arm '{flat[0]}': not for tensors on {self.device}")
+        if not self.quick:
+            return config
+        slowest = min(config.links, key=parse_link_rate, default="")
+        return replace(
+            config,
+            steps=min(config.steps, 12),
+            timed_steps=min(config.timed_steps, 3),
+            audited_steps=1,
+            validation_sequences=8,
+            links=(slowest,) if slowest and self.is_default("links") else config.links,
+        )
 
     @property
     def world_size(self) -> int:
@@ -91,15 +117,3 @@ class TrainingConfig(HereConfig):
         """Undo `asdict`, also after a trip through JSON."""
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**(values | lists))
-
-
-def quick(config: TrainingConfig) -> TrainingConfig:
-    """A check, not a measurement."""
-    return replace(
-        config,
-        steps=min(config.steps, 12),
-        timed_steps=min(config.timed_steps, 3),
-        audited_steps=1,
-        validation_sequences=8,
-        links=("50mbit",) if config.links == TrainingConfig.links else config.links,
-    )

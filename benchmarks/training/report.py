@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES
+from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, WHOLE_STEP
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.links import link_rate_text, parse_link_rate
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
@@ -34,6 +34,8 @@ FIELDS = {
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
     "check": "audited steps beside what placement alone predicts",
+    "gpu_bytes": "peak of what the tensors of the arm hold on a rank's GPU in a step, without CUDA's and NCCL's own",
+    "carried_bits_per_s": "what each node sent, by link, while ranks did nothing but reduce over the plain backend",
     "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
     "steps": "every step; kind: loss (no limit on the link; with --here these are timed), audited, settling (not "
     "timed), timed",
@@ -58,6 +60,7 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "network": records.network,
         "links": links,
         "headline_link": slowest,
+        "carried_bits_per_s": records.carried,
         "notes": notes,
         "fields": FIELDS,
         "advice": where + advice(arms, records.config.ranks_per_node, notes),
@@ -72,6 +75,7 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     check = check_arm(records.config, name, records.model["options"].get(name), steps)
     arm = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
     arm["options"] = records.model["options"].get(name)
+    arm["gpu_bytes"] = max(step["gpu_bytes"] for step in steps)
     arm["check"] = check.to_json()
     arm["link_bytes_source"] = "prediction" if check.link_bytes is None else "interface"
     if check.link_bytes is not None:
@@ -125,10 +129,19 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
             "Times are of these links and this model. One that computes longer for each byte gains less: "
             "`isthmus plan` predicts yours from its units and the links."
         )
+    elif config.device == "cuda":
+        notes.append(
+            "All nodes are on this machine, and their links are virtual cables over which NCCL uses sockets: no real "
+            "network was measured. Ranks that share a GPU share its time, too: with one each, they compute faster."
+        )
     else:
         notes.append(
             "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' "
             "latency is that of a virtual cable. No real network was measured."
+        )
+    if records.carried:
+        notes.append(
+            "In brackets beside a link's rate: what it carried while the plain backend's reductions alone used it."
         )
     notes += [
         f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {config.nodes} times the "
@@ -206,22 +219,67 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 
 def _time_table(report: dict[str, Any]) -> Table:
-    columns = [f"step\n{link}" for link in report["links"]]
-    phases = list(next(iter(report["arms"].values()))["phases_s"])
+    columns = [f"step\n{_link_text(report, link)}".replace(" (", "\n(") for link in report["links"]]
+    # On a GPU phases overlap: a step has one part, itself.
+    phases = [phase for phase in next(iter(report["arms"].values()))["phases_s"] if phase != WHOLE_STEP]
     columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in phases]
-    place = "" if len(report["links"]) == 1 else f"; the last three at {report['headline_link']}"
-    table = figures_table("arm", f"Median seconds a step{place}", columns)
+    place = "" if len(report["links"]) == 1 or not phases else f"; the last three at {report['headline_link']}"
+    unit, factor, digits = _unit_of(report)
+    table = figures_table("arm", f"Median {unit} a step{place}", columns)
     for name, arm in report["arms"].items():
         times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
         times += [arm["phases_s"][phase] for phase in phases]
-        table.add_row(name, *(f"{time:.2f}" for time in times))
+        table.add_row(name, *(f"{factor * time:.{digits}f}" for time in times))
     return table
+
+
+def _unit_of(report: dict[str, Any]) -> tuple[str, int, int]:
+    """The unit of step times, how many make a second, and the digits that are shown."""
+    return ("ms", 1000, 1) if report["arguments"]["device"] == "cuda" else ("seconds", 1, 2)
+
+
+def _link_text(report: dict[str, Any], link: str) -> str:
+    """A link as it was asked for, and what it carried."""
+    carried = report["carried_bits_per_s"].get(link)
+    return link if carried is None else f"{link} ({link_rate_text(carried)})"
 
 
 def _byte_table(report: dict[str, Any]) -> Table:
-    columns = ["link", "gather\n(of it)", "reduce\n(of it)", "val\nloss"]
+    columns = [
+        "link",
+        "gather\n(of it)",
+        "reduce\n(of it)",
+        *(["GiB of a\nrank's GPU"] if _on_gpu(report) else []),
+        "val\nloss",
+    ]
     table = figures_table("arm", "MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
-        table.add_row(name, *(f"{arm[part] / 1e6:.2f}" for part in parts), f"{arm['val_loss']:.3f}")
+        memory = [f"{arm['gpu_bytes'] / 2**30:.2f}"] if _on_gpu(report) else []
+        table.add_row(name, *(f"{arm[part] / 1e6:.2f}" for part in parts), *memory, f"{arm['val_loss']:.3f}")
     return table
+
+
+def _on_gpu(report: dict[str, Any]) -> bool:
+    return bool(report["arguments"]["device"] == "cuda")
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report in short, to be kept beside others': what was run on what, a row an arm, and what it means."""
+    arguments, versions = report["arguments"], report["versions"]
+    unit, factor, digits = _unit_of(report)
+    links = [_link_text(report, link) for link in report["links"]]
+    head = ["arm", *(f"{link}, {unit} a step" for link in links), "MB a step", "GiB a rank", "validation loss"]
+    rows = []
+    for name, arm in report["arms"].items():
+        times = [f"{factor * arm['by_link'][link]['median_step_s']:.{digits}f}" for link in report["links"]]
+        memory = f"{arm['gpu_bytes'] / 2**30:.2f}" if _on_gpu(report) else "-"
+        rows.append([name, *times, f"{arm['link_bytes_per_step'] / 1e6:.2f}", memory, f"{arm['val_loss']:.4f}"])
+    setting = (
+        f"GPT of {report['model']['num_parameters']:,} parameters, {arguments['dtype']}, {arguments['sequences']} "
+        f"sequences of {arguments['context']} a rank; {arguments['nodes']} nodes of {arguments['ranks_per_node']} "
+        f"ranks: {report['network']}. {report['created']}, {', '.join(map(' '.join, versions.items()))}."
+    )
+    table = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    notes = [f"- {note}" for note in report["notes"]]
+    return "\n".join(["# isthmus bench training", "", setting, "", *table, "", *notes, "", report["advice"], ""])

@@ -15,12 +15,16 @@ from isthmus.benchmarks.common.isthmus_group import WEIGHT_PACKETS
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.stage import open_stage
+from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S
 from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.benchmarks.training.schedule import Segment, schedule, steps_per_arm, unlimited_link
+from isthmus.benchmarks.training.schedule import UNSHAPED, Segment, schedule, steps_per_arm, unlimited_link
 
 _SETUP_TIMEOUT_S = 180
+#: What is reduced to see what a link carries: as much as it should take in this time, but not more than that.
+_CARRY_S = 0.3
+_MOST_CARRIED_BYTES = 1 << 27
 
 
 @dataclass
@@ -33,6 +37,8 @@ class TrainingRecords:
     model: dict[str, Any]
     steps: dict[str, list[dict[str, Any]]]
     val_loss: dict[str, float] = field(default_factory=dict)
+    #: What each node sent over the plain backend while nothing else was done, in bits per second, by link.
+    carried: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     #: Average over the last minute before the start: what else the machine was doing.
     load_before: float = 0.0
@@ -54,24 +60,25 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
             )
         segments = schedule(config, links)
         setup = {"do": "setup", "config": asdict(config), "timeout_s": config.timeout_s}
-        setup |= {"count_link": stage.counts_links, "num_steps": steps_per_arm(segments)}
+        setup |= {"count_link": stage.counts_links, "num_steps": steps_per_arm(segments), "device": config.device}
         with console.status("starting the ranks"):
             model = stage.world.request(setup, _SETUP_TIMEOUT_S)[0]
         console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
-        steps = _train(config, stage, segments, console)
+        steps, carried = _train(config, stage, segments, console)
         val_loss = {
             arm: fmean(each["loss"] for each in _request(config, stage, "validate", arm)) for arm in config.arms
         }
         description = stage.description
     seconds = time.monotonic() - start_s
-    return TrainingRecords(config, description, links, model, steps, val_loss, seconds, load_before)
+    return TrainingRecords(config, description, links, model, steps, val_loss, carried, seconds, load_before)
 
 
 def _train(
     config: TrainingConfig, stage: Stage, segments: Sequence[Segment], console: Console
-) -> dict[str, list[dict[str, Any]]]:
-    """Go through the schedule; returns the records of each arm's steps."""
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
+    """Go through the schedule; returns the records of each arm's steps, and what each link carried."""
     steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
+    carried: dict[str, float] = {}
     own_link = link = unlimited_link(config)
     with _progress(console) as progress:
         task = progress.add_task("", total=sum(segment.num_steps for segment in segments), shown="")
@@ -79,6 +86,8 @@ def _train(
             if segment.link != link:
                 link = segment.link
                 _shape(stage, link)
+            if stage.shape is not None and link not in carried:
+                carried[link] = _carry(config, stage, link)
             progress.update(task, description=f"{segment.arm} {link}")
             facts = {"num_steps": segment.num_steps, "audit": segment.kind == "audited"}
             answers = _request(config, stage, "steps", segment.arm, _show_step(progress, task), **facts)
@@ -87,7 +96,16 @@ def _train(
                 done.append({"step": len(done), "link": link, "kind": segment.kind} | merge_ranks(records))
     if link != own_link:
         _shape(stage, None)
-    return steps
+    return steps, carried
+
+
+def _carry(config: TrainingConfig, stage: Stage, link: str) -> float:
+    """The bits per second that each node's link carries when ranks do nothing but reduce over the plain backend."""
+    asked_bytes = _MOST_CARRIED_BYTES if link == UNSHAPED else int(parse_link_rate(link) * _CARRY_S / 8)
+    answers = _request(config, stage, "carry", config.arms[0], num_bytes=min(asked_bytes, _MOST_CARRIED_BYTES))
+    sent: int = sum(answer["sent_bytes"] or 0 for answer in answers)
+    seconds: float = max(answer["seconds"] for answer in answers)
+    return 8 * sent / config.nodes / seconds
 
 
 def _shape(stage: Stage, rate: str | None) -> None:
@@ -109,6 +127,7 @@ def merge_ranks(records: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         "seconds": max(record["seconds"] for record in records),
         "phases_s": {phase: fmean(record["phases_s"][phase] for record in records) for phase in records[0]["phases_s"]},
         "link_sent_bytes": sum(counted) if counted else None,
+        "gpu_bytes": max(record["gpu_bytes"] for record in records),
     }
     if records[0]["payload_bytes"]:
         payload = {

@@ -1,6 +1,6 @@
 """One rank of the training benchmark: all arms' models side by side, stepped by command of the launcher."""
 
-from isthmus.benchmarks.simulate.serve import Emit, Handler, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, Handler, SaysAll, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+import isthmus
 from isthmus.benchmarks.common.data import Text, default_files
 from isthmus.benchmarks.common.fsdp import make_adamw, set_lr_share, shard
 from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
@@ -31,6 +32,7 @@ from isthmus.plan.strategies import ARMS, Strategy
 _WARM_UP_STEPS = 10
 _CONSTANT_SHARE = 0.6
 _FINAL_LR_SHARE = 0.1
+_GIB = 1 << 30
 
 
 def lr_share(step: int, num_steps: int) -> float:
@@ -46,7 +48,13 @@ class Trainer:
     """Trains a GPT under FSDP2 over `mesh`. Weights and batches depend on the config alone, so arms can be compared."""
 
     def __init__(
-        self, mesh: DeviceMesh, config: TrainingConfig, text: Text, num_steps: int, kept_on_node: bool = False
+        self,
+        mesh: DeviceMesh,
+        config: TrainingConfig,
+        text: Text,
+        num_steps: int,
+        kept_on_node: bool = False,
+        is_prepared: bool = False,
     ) -> None:
         self._config = config
         self._text = text
@@ -55,8 +63,11 @@ class Trainer:
         self._step = 0
         self._rank = dist.get_rank()
         torch.manual_seed(config.seed)
-        self._model = ByteGpt(config.shape).to(self._device)
+        with torch.device(self._device):
+            self._model = ByteGpt(config.shape)
         shard(self._model, mesh, config.dtype, config.ranks_per_node if kept_on_node else 0)
+        if is_prepared:
+            isthmus.prepare(self._model)
         self._optimizer = make_adamw(self._model.parameters(), config.lr)
 
     @property
@@ -94,19 +105,29 @@ class Worker:
         self._trainers: dict[str, Trainer] = {}
         self._place = Place()
         self._audit: Audit | None = None
+        self._held_bytes: dict[str, int] = {}  # of each arm on the GPU, between steps
+        self._plain: dist.ProcessGroup | None = None
+        self._timeout = timedelta()
 
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Join the world and build every arm."""
         config = TrainingConfig.from_json(command["config"])
         self._place = self._join(command)
+        self._timeout = timedelta(seconds=config.timeout_s)
         by_node = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node).tolist()
-        node_group = new_group("gloo", timedelta(seconds=config.timeout_s), by_node)
+        node_group = new_group("gloo", self._timeout, by_node)
         self._audit = Audit(node_group, self._place)
         files = [Path(name) for name in config.text] or default_files()
         text = Text(files, config.context, config.seed)
         for name in config.arms:
+            held_before = self._place.held_bytes()
             mesh, self._groups[name] = _make_groups(ARMS[name], config, self._place)
-            self._trainers[name] = Trainer(mesh, config, text, command["num_steps"], ARMS[name].keeps_on_node)
+            # Without it units do not overlap on GPUs.
+            is_prepared = self._place.device == "cuda" and bool(self._groups[name])
+            self._trainers[name] = Trainer(
+                mesh, config, text, command["num_steps"], ARMS[name].keeps_on_node, is_prepared
+            )
+            self._held_bytes[name] = self._place.held_bytes() - held_before
         train_bytes, held_out_bytes = text.num_bytes
         return {
             "options": {name: groups[0].options for name, groups in self._groups.items() if groups},
@@ -124,6 +145,22 @@ class Worker:
             emit({key: record[key] for key in ("loss", "seconds")})
         return {"records": records}
 
+    def carry(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+        """Reduce `num_bytes` over all ranks on the plain backend; tell how long it takes, and what is sent."""
+        if self._plain is None:
+            self._plain = new_group(self._place.backend, self._timeout)
+        data = torch.zeros(command["num_bytes"] // 4, device=self._place.device)
+        sent_bytes = self._place.sent_bytes
+        for _ in range(2):  # the first connects, and empties the link's bucket
+            dist.barrier()
+            sent_before = sent_bytes() if sent_bytes else 0
+            start_s = time.perf_counter()
+            dist.all_reduce(data, group=self._plain)
+            self._place.synchronize()
+            seconds = time.perf_counter() - start_s
+            dist.barrier()
+        return {"seconds": seconds, "sent_bytes": sent_bytes() - sent_before if sent_bytes else None}
+
     def validate(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Validation loss of one arm."""
         return {"loss": self._trainers[command["arm"]].validate()}
@@ -132,6 +169,7 @@ class Worker:
         sent_bytes = self._place.sent_bytes
         sent_before = sent_bytes() if sent_bytes else 0
         payload_before = self._payload_bytes(arm)
+        held_before = self._place.held_bytes(resets_peak=True)
         start_s = time.perf_counter()
         with record_collectives(self._audit if audit else None) as recording:
             loss = self._trainers[arm].step()
@@ -140,6 +178,8 @@ class Worker:
         dist.barrier()  # until then this node's last bytes may wait in the queue of its link
         payload = self._payload_bytes(arm)
         payload.subtract(payload_before)
+        of_others = held_before - self._held_bytes[arm]
+        self._held_bytes[arm] = self._place.held_bytes() - of_others
         if not math.isfinite(loss):
             raise RuntimeError(f"loss is {loss}")
         return {
@@ -147,6 +187,7 @@ class Worker:
             "seconds": seconds,
             "phases_s": recording.phases_s(seconds, self._place.device),
             "link_sent_bytes": sent_bytes() - sent_before if sent_bytes else None,
+            "gpu_bytes": self._place.peak_bytes() - of_others,
             "payload_bytes": payload if self._groups[arm] else None,
             "collectives": [asdict(each) for each in recording.collectives] if audit else None,
         }
@@ -183,7 +224,25 @@ def _make_groups(arm: Strategy, config: TrainingConfig, place: Place) -> tuple[D
 def handlers(join: Join) -> dict[str, Handler]:
     """The commands of a rank that joins the world in this way, by name."""
     worker = Worker(join)
-    return {"setup": worker.setup, "steps": worker.steps, "validate": worker.validate}
+    return {name: _told_if_full(getattr(worker, name)) for name in ("setup", "steps", "carry", "validate")}
+
+
+def _told_if_full(handler: Handler) -> Handler:
+    """The handler, which says what a rank takes where a GPU has no room for it."""
+
+    def handle(command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+        try:
+            return handler(command, emit)
+        except torch.OutOfMemoryError:
+            taken = torch.cuda.max_memory_reserved()
+            free, total = (number / _GIB for number in torch.cuda.mem_get_info())
+            raise SaysAll(
+                f"its GPU is full: of {total:.1f} GiB this rank has taken {taken / _GIB:.1f} and wants more, and "
+                f"{free:.1f} are free; leave out --arms, whose models are there at once, or lower --sequences, "
+                "--layers, --width or --ranks-per-node"
+            ) from None
+
+    return handle
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import fcntl
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ def cmake(build: Path, *arguments: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.run(["cmake", *arguments], capture_output=True, text=True)
     assert process.returncode == 0, f"cmake {' '.join(arguments)}: {(process.stdout + process.stderr)[-2000:]}"
+
+
+@contextlib.contextmanager
+def environment(**more: Any) -> Iterator[dict[str, str]]:
+    """Yield the variables with which a program, and each that it starts, has the fake GPU, on simulated nodes too."""
+    with tempfile.TemporaryDirectory(prefix="nccl", dir="/tmp") as folder:  # of sockets, whose paths are short
+        own = {
+            "LD_PRELOAD": library(),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "tests/support/fake_gpu_site"), *filter(None, sys.path)]),
+            "FAKE_NCCL_FOLDER": folder,
+            "FAKE_NCCL_TIMEOUT_S": f"{OPERATION_S:.0f}",
+        }
+        yield {name: str(value) for name, value in (own | more).items()}
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[Any]:

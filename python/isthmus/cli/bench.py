@@ -30,25 +30,25 @@ _Logs = Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")]
 def training(
     config: TrainingConfig,
     output: Annotated[Path, typer.Option(help="Where report.json and logs go.")] = Path("bench-out/training"),
-    quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
 ) -> None:
     """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side.
 
     With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
+    Those have this machine's GPUs, if there are any.
     """
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.here.stage import tells
-    from isthmus.benchmarks.training.config import quick as quick_config
-    from isthmus.benchmarks.training.report import build_report, print_report
+    from isthmus.benchmarks.training.report import build_report, markdown, print_report
     from isthmus.benchmarks.training.run import run_training
 
     console = Console()
-    report = build_report(run_training(quick_config(config) if quick else config, output, console))
+    report = build_report(run_training(config, output, console))
     if config.here and not tells():
         return
     write_json(report, output / "report.json")
+    (output / "report.md").write_text(markdown(report))
     print_report(report, console)
-    console.print(f"\n{output / 'report.json'}  ({report['seconds']:.0f} s)")
+    console.print(f"\n{output / 'report.json'}, report.md  ({report['seconds']:.0f} s)")
     console.print(f"\n{report['advice']}", highlight=False, markup=False)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from isthmus.benchmarks.common.options import METADATA, Option
+from isthmus.benchmarks.common.options import Option, options_of
 from isthmus.cli.terminal import failures_told
 
 _SIMULATED = "only for simulated nodes; with --here nodes are the launcher's, and links are as they are: leave it out"
@@ -39,13 +39,19 @@ class _Parameter:
             kind = str
         settings: dict[str, Any] = {"help": self.option.help}
         default: Any = [",".join(map(str, self.default))] if isinstance(self.default, tuple) else self.default
-        if self.option.show_default or self.option.is_repeatable:
-            kind, settings["show_default"], default = kind | None, self.option.show_default or default, None
+        if self.option.show_default or self.option.is_repeatable or self.option.on_gpu is not None:
+            kind, settings["show_default"], default = kind | None, self.option.show_default or self._defaults(), None
         if self.option.is_file:
             settings |= {"exists": True, "dir_okay": False}
         names = [f"--{self.name}"] if kind is bool else []  # no --no-...
         annotation = Annotated[kind, typer.Option(*names, **settings)]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def _defaults(self) -> str:
+        values = [self.default, *([] if self.option.on_gpu is None else [self.option.on_gpu])]
+        return "; on GPUs ".join(
+            ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values
+        )
 
     def value_of(self, given: Any) -> Any:
         """The field's value for typer's value. Raises ValueError naming text that cannot be read."""
@@ -83,6 +89,8 @@ def filled(
                     names = [each.name for each in parameters if each.option.only == "simulated"]
                     _refuse(_context, [*names, *simulated_only], _SIMULATED)
                 values = {each.field: each.value_of(given.pop(each.name)) for each in parameters}
+                if hasattr(arguments, "given"):
+                    values["given"] = tuple(each.field for each in parameters if _is_given(_context, each.name))
                 function(arguments(**values), **given)
 
         context = inspect.Parameter("_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -100,14 +108,18 @@ def filled(
 def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
     """Raise ValueError for the first of these options that was given."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if _is_given(context, name):
             raise ValueError(f"--{name.replace('_', '-')}: {why}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _parameters(arguments: type) -> Iterator[_Parameter]:
     kinds = get_type_hints(arguments)
+    options = options_of(arguments)
     for each in fields(arguments):
-        option = each.metadata.get(METADATA)
-        if option is not None:
-            yield _Parameter(each.name, option, kinds[each.name], each.default)
+        if each.name in options:
+            yield _Parameter(each.name, options[each.name], kinds[each.name], each.default)

@@ -68,14 +68,20 @@ def bound_device(group: dist.ProcessGroup | None) -> torch.device | None:
     return next((device for device in devices if device is not None and device.type == "cuda"), None)
 
 
+def why_no_gpu() -> str:
+    """Return why this process has no GPU, "" if it has one. Starts nothing on it."""
+    if not _built_with_cuda():
+        return "isthmus was built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    return "" if dist.is_nccl_available() else "torch has no NCCL"
+
+
 def find_gpu(device: torch.device | None = None) -> Gpu:
     """Look for the GPU of this process: `device`, by default the current one."""
-    if not _built_with_cuda():
-        return Gpu(missing="isthmus was built without CUDA")
-    if not torch.cuda.is_available():
-        return Gpu(missing="torch sees no GPU")
-    if not dist.is_nccl_available():
-        return Gpu(missing="torch has no NCCL")
+    missing = why_no_gpu()
+    if missing:
+        return Gpu(missing=missing)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
     place = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     known = [number for number in place if number is not None]

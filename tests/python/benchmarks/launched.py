@@ -45,11 +45,10 @@ def with_torchrun(network, ranks_per_host, *arguments):
     )
 
 
-def as_ranks(network, sizes, *arguments, of_rank=lambda rank: [], under=(), missing=(), **variables):
+def as_ranks(network, sizes, *arguments, of_rank=lambda rank: [], missing=(), **variables):
     """Run `isthmus bench` as ranks with torchrun's variables, sizes[host] on each.
 
-    of_rank: their own arguments. under: the module, with its first words, that starts isthmus. missing: ranks that
-    never start.
+    of_rank: their own arguments. missing: ranks that never start.
     """
     hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
     meeting = {"MASTER_ADDR": network.address(0), "MASTER_PORT": network.free_port(), "WORLD_SIZE": len(hosts)}
@@ -57,6 +56,6 @@ def as_ranks(network, sizes, *arguments, of_rank=lambda rank: [], under=(), miss
     for rank, host in enumerate(hosts):
         own = {"RANK": rank, "GROUP_RANK": host, "LOCAL_WORLD_SIZE": sizes[host]}
         if rank not in missing:
-            words = [*under, "isthmus", "bench", *arguments, *of_rank(rank)]
+            words = ["isthmus", "bench", *arguments, *of_rank(rank)]
             starts.append((host, variables | meeting | own, words))
     return on_hosts(network, starts)

@@ -17,7 +17,7 @@ from isthmus.benchmarks.here.cluster import (
     gpu_index,
 )
 from isthmus.benchmarks.training.check import check_report
-from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.config import GPU_ARMS, TrainingConfig
 from isthmus.benchmarks.training.report import advice
 from isthmus.cli.main import app
 from python.benchmarks.launched import as_ranks, two_hosts, with_torchrun  # noqa: F401
@@ -114,7 +114,7 @@ def test_a_process_that_is_alone_or_on_the_only_node_says_so_by_itself():
         (["--here"], TORCHRUN, "--here: set MASTER_ADDR"),
         (["--here", "--link", "1gbit"], TORCHRUN, "--link: only for simulated nodes; with --here nodes are the"),
         (["--here", "--device", "tpu"], TORCHRUN, "device 'tpu': expected one of auto, cpu, cuda"),
-        (["--device", "cpu"], {}, "--device: only with --here"),
+        (["--nodes", "1"], {}, "nodes 1: expected 2 to 8"),
     ],
 )
 def test_mistakes_on_the_command_line(bench, options, environment, complaint, monkeypatch):
@@ -135,7 +135,7 @@ def test_more_nodes_than_can_be_simulated_are_a_cluster(config):
 @pytest.mark.parametrize(
     ("config", "names", "on_gpu", "refused"),
     [
-        (TrainingConfig, "arms", {*TrainingConfig.arms} - {"flat-tagc"}, [("cuda", "flat-tagc")]),
+        (TrainingConfig, "arms", {*GPU_ARMS}, [("cuda", "flat-tagc")]),
         (
             CollectivesConfig,
             "backends",

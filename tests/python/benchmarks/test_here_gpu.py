@@ -1,9 +1,6 @@
 """`isthmus bench ... --here` with CUDA tensors, on two hosts whose ranks have a fake GPU."""
 
 import json
-import os
-import sys
-import tempfile
 
 import pytest
 
@@ -11,25 +8,14 @@ from isthmus.benchmarks.training.check import check_report
 from python.benchmarks.launched import as_ranks, two_hosts  # noqa: F401
 from python.cuda.worlds import needs_fake_gpu
 from support import fake_gpu
-from support.limits import OPERATION_S
 
 pytestmark = [pytest.mark.processes, needs_fake_gpu]
 
 
 def on_fake_gpus(network, *arguments):
     """Run `isthmus bench ... --here` on two hosts of two ranks; returns what they tell."""
-    with tempfile.TemporaryDirectory(prefix="nccl", dir="/tmp") as folder:  # of sockets, whose paths are short
-        return as_ranks(
-            network,
-            [2, 2],
-            *arguments,
-            under=["support.on_fake_gpu"],
-            LD_PRELOAD=fake_gpu.library(),
-            PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
-            FAKE_GPU_COUNT=2,
-            FAKE_NCCL_FOLDER=folder,
-            FAKE_NCCL_TIMEOUT_S=round(OPERATION_S),
-        )
+    with fake_gpu.environment(FAKE_GPU_COUNT=2) as variables:
+        return as_ranks(network, [2, 2], *arguments, **variables)
 
 
 def test_training(two_hosts, tmp_path):  # noqa: F811

@@ -128,6 +128,7 @@ def record(seconds, link=None):
         "seconds": seconds,
         "phases_s": phases,
         "link_sent_bytes": link,
+        "gpu_bytes": 1000 * seconds,
         "payload_bytes": None,
         "collectives": None,
     }
@@ -139,6 +140,7 @@ def test_merge_ranks_takes_the_slowest_time_the_mean_loss_and_the_sum_of_bytes()
     assert merged["loss"] == 4.0
     assert merged["phases_s"] == {"compute": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
     assert merged["link_sent_bytes"] == 150
+    assert merged["gpu_bytes"] == 3000  # of the rank that holds most
     assert merge_ranks((record(1.0), record(1.0)))["link_sent_bytes"] is None
 
 

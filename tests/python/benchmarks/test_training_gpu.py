@@ -1,0 +1,107 @@
+"""`isthmus bench training --device cuda` on simulated nodes, which share a fake GPU under a made-up MPS."""
+
+import json
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.training import run as training
+from isthmus.benchmarks.training.check import check_report
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.cli.main import app
+from python.benchmarks.bench_cli import assert_gone, children, run, start, wait_for_line
+from python.benchmarks.test_simulated_gpus import made_up  # noqa: F401
+from python.cuda.worlds import needs_fake_gpu
+from support import fake_gpu
+from support.limits import HANG_S
+
+TINY = ("training", "--device", "cuda", "--layers", 1, "--width", 128, "--context", 32, "--sequences", 2)
+
+
+@pytest.mark.processes
+@needs_fake_gpu
+def test_all_arms(made_up, tmp_path):  # noqa: F811
+    with fake_gpu.environment() as variables:
+        code, out, err = run(*TINY, "--quick", "--output", tmp_path, **variables)
+    assert code == 0, err
+    assert not made_up.daemons
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [report["arguments"][name] for name in ("device", "nodes", "ranks_per_node")] == ["cuda", 2, 1]
+    assert tuple(report["arms"]) == TrainingConfig(device="cuda").on_device().arms
+    assert "1 x Fake GPU, shared by 2 ranks under MPS" in report["network"]
+    for check in check_report(report):  # the fake NCCL joins ranks past the links: these count nothing of it
+        assert check.collectives_equal, check
+        assert check.payload_equal is not False, check
+    losses = {name: arm["val_loss"] for name, arm in report["arms"].items()}
+    assert all(abs(loss - losses["fsdp"]) < 0.2 for loss in losses.values()), losses
+    assert losses["full"] == losses["quant"] != losses["fsdp"]
+    memory = {name: arm["gpu_bytes"] for name, arm in report["arms"].items()}
+    state = 4 * 3 * report["model"]["num_parameters"]  # weights and two moments
+    assert memory["hsdp"] - memory["fsdp"] >= state / 2  # whole on each node
+    shaped = [link for link in report["links"] if link != "unshaped"]
+    assert list(report["carried_bits_per_s"]) == (report["links"] if shaped else [])
+    assert "| full |" in (tmp_path / "report.md").read_text()
+    assert out.splitlines()[-1] == report["advice"]
+
+
+@pytest.mark.processes
+@needs_fake_gpu
+def test_a_rank_that_dies_leaves_nothing(made_up, tmp_path):  # noqa: F811
+    with fake_gpu.environment() as variables:
+        arguments = (*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path)
+        with start(*arguments, **variables) as process:
+            wait_for_line(process, "GPT of")
+            everything = [*children(process), *made_up.daemons]
+            (rank,) = (each for each in everything if each.environ().get("RANK") == "1" and "-m" in each.cmdline())
+            rank.kill()
+            _, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1
+    assert re.match(r"isthmus: rank 1 \(node 1, local index 0\) failed in '[a-z]+': killed by SIGKILL\n", err)
+    assert_gone(everything)
+
+
+@pytest.mark.processes
+@needs_fake_gpu
+def test_a_gpu_that_is_full_or_cannot_be_used_is_told_in_one_line(made_up, tmp_path):  # noqa: F811
+    with fake_gpu.environment(PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.0006") as variables:
+        code, _, err = run(*TINY, "--arms", "fsdp", "--output", tmp_path, **variables)
+        assert code == 1
+        assert "its GPU is full: of 16.0 GiB this rank has taken 0.0 and wants more" in err
+        assert len(err.splitlines()) == 1, err
+        without_kernels = {"LD_PRELOAD": variables["LD_PRELOAD"]}
+        code, _, err = run(*TINY, "--output", tmp_path, **without_kernels)
+    assert code == 2
+    assert "--device cuda: torch cannot use the GPUs: fake GPU: cannot run a CUDA kernel" in err
+    assert not made_up.daemons
+
+
+def test_defaults_for_gpus():
+    config = TrainingConfig(device="cuda").on_device()
+    with torch.device("meta"):
+        num_parameters = sum(parameter.numel() for parameter in ByteGpt(config.shape).parameters())
+    assert 152e6 < num_parameters < 153e6
+    assert config.links == ("10gbit", "25gbit")
+    assert TrainingConfig(device="cpu").on_device() == TrainingConfig(device="cpu")
+    of_a_user = TrainingConfig(device="cuda", given=("num_layers",), width=128, links=("1gbit", "2gbit"), quick=True)
+    found = of_a_user.on_device()
+    assert (found.num_layers, found.width, found.context) == (TrainingConfig.num_layers, 128, 1024)
+    assert found.links == of_a_user.links
+    assert TrainingConfig(device="cuda", quick=True).on_device().links == ("10gbit",)
+
+
+def test_what_a_user_gives_is_kept_though_it_is_the_default(monkeypatch):
+    taken = []
+
+    def run_training(config, output, console):
+        taken.append(config)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(training, "run_training", run_training)
+    CliRunner().invoke(app, ["bench", "training", "--layers", str(TrainingConfig.num_layers), "--ranks-per-node", "2"])
+    (config,) = taken
+    assert set(config.given) == {"num_layers", "ranks_per_node"}
+    assert not config.is_default("ranks_per_node")
+    assert config.is_default("width")
