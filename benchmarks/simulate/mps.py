@@ -59,7 +59,7 @@ def _answers(control: str) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return asked.returncode == 0
+    return asked.returncode == 0 and "Cannot find" not in asked.stdout + asked.stderr
 
 
 @contextmanager

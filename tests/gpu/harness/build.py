@@ -65,15 +65,15 @@ def environment(places: Places, given: Mapping[str, str] = os.environ) -> dict[s
     """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside."""
     clean = {name: value for name, value in given.items() if not name.startswith("ISTHMUS_")}
     paths = [str(path) for path in (places.site, REPOSITORY / "tests", given.get("PYTHONPATH", "")) if str(path)]
-    libraries = [str(places.prebuilt / "programs")] if places.prebuilt else []
-    libraries += [given["LD_LIBRARY_PATH"]] if given.get("LD_LIBRARY_PATH") else []
+    carried = [str(places.prebuilt / "programs")] if places.prebuilt else []
+    libraries = carried + ([given["LD_LIBRARY_PATH"]] if given.get("LD_LIBRARY_PATH") else [])
     jobs = given.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
     return clean | {
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         **({"LD_LIBRARY_PATH": os.pathsep.join(libraries)} if libraries else {}),
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
-        "PATH": os.pathsep.join([given.get("PATH", ""), "/usr/local/cuda/bin"]),
+        "PATH": os.pathsep.join([given.get("PATH", ""), "/usr/local/cuda/bin", *carried]),
         "PIP_NO_CACHE_DIR": "1",
         "PIP_ROOT_USER_ACTION": "ignore",
     }

@@ -19,6 +19,7 @@ from gpu.harness.records import FAILED, NOT_RUN, OK
 from gpu.harness.report import Report
 from gpu.harness.steps import GRACE_S, Outcome, Step, execute
 
+INCOMPLETE = 2
 NO_GPU = 77
 #: What is left of all the time for ending a program that hangs, and for the last report.
 RESERVE_S = GRACE_S + 3
@@ -31,7 +32,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests/gpu/run",
         description="Build Isthmus on a machine with a GPU, check and measure it there, and write a report.",
-        epilog="Exit status: 0 nothing failed, 1 something did, 77 there is no GPU (after building).",
+        epilog="Exit status: 0 all passed, 1 something failed, 2 something was not run, 77 no GPU (after building).",
     )
     names = [step.name for step in steps(Places(Path()))]
     parser.add_argument("--output", type=Path, default=REPOSITORY / "tests/gpu", metavar="DIR", help="for the report")
@@ -83,9 +84,11 @@ class Run:
         paths = self._write()
         print(self.report.text())
         print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
-        if not self.report.passed:
+        if self.report.failed:
             return 1
-        return 0 if self.gpu else NO_GPU
+        if not self.gpu:
+            return NO_GPU
+        return INCOMPLETE if self.report.not_run else 0
 
     def _take_prebuilt(self) -> None:
         """Use the prebuilt folder if it fits; report why if it does not."""
@@ -96,7 +99,7 @@ class Run:
         step = Step("prebuilt", f"what was built elsewhere fits: {folder.name}", (), 0)
         if self._add(Outcome(step, NOT_RUN if reason else OK, reason)):
             self.places = replace(self.places, prebuilt=folder)
-            for program in (folder / "programs").iterdir():
+            for program in (folder / "programs").rglob("*"):
                 with suppress(OSError):  # the folder may be read-only
                     program.chmod(0o755)  # as they travel, modes may get lost
 

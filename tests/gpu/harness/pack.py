@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,13 @@ from gpu.harness import machine, prebuilt
 from gpu.harness.build import REPOSITORY, Places, built_program
 
 PROGRAMS = ("check_cuda", "bench_cuda")
+#: What makes simulated nodes and shapes their links, for machines that lack it.
+TOOLS = ("ip", "tc")
+#: Runs a tool with the libraries that lie beside it, which no other program shall find.
+_TOOL = (
+    '#!/bin/sh\nd=$(dirname "$0")/tools; LD_LIBRARY_PATH=$d${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$d/%s" "$@"\n'
+)
+_GLIBC = re.compile(r"(ld-linux|lib(c|m|dl|pthread|resolv|rt))[.-]")
 _NOT_PYTHON = shutil.ignore_patterns("*.cpp", "*.h", "*.cu", "CMakeLists.txt", "machines", "__pycache__", "*.so")
 MIB = 1 << 20
 
@@ -50,8 +58,25 @@ def pack(build: Path, output: Path) -> None:
     # C++'s library, too: that of an older system lacks what these programs need.
     for library in ("libcudart", r"libstdc\+\+", "libgcc_s"):
         shutil.copy2(library_of(built_program(build, "check_cuda"), library), programs)
+    pack_tools(programs)
     manifest = manifest_of(build) | {"glibc": glibc_of(output)}
     (output / prebuilt.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def pack_tools(programs: Path) -> None:
+    """Put `TOOLS` beside the programs, with all libraries but those of glibc. They may lack here, too."""
+    (programs / "tools").mkdir()
+    for name in TOOLS:
+        found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        if found is None:
+            print(f"not packed: {name} is not installed here")
+            continue
+        shutil.copy2(found, programs / "tools" / name)
+        for library in re.findall(r"=> (/\S+)", run("ldd", found)):
+            if not _GLIBC.match(Path(library).name):
+                shutil.copy2(library, programs / "tools")
+        (programs / name).write_text(_TOOL % name)
+        (programs / name).chmod(0o755)
 
 
 def run(*command: str) -> str:

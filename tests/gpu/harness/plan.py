@@ -36,15 +36,14 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
     def check(name: str, what: str, limit_s: float, **settings: Any) -> Step:
         return Step(name, what, (checks, name), limit_s, missing=no_kernels, **settings)
 
-    def world(name: str, what: str, limit_s: float, of: str = "", arguments: tuple[str, ...] = (), **env: str) -> Step:
-        command = (sys.executable, "-m", "gpu.worlds", of or name, *arguments)
-        on_fake = ("--device", "fake", *(() if arguments else ("--short",))) if is_fake else ()
-        missing = "no graph can be captured on the fake GPU" if is_fake and name == "capture" else ""
-        env = {**shared_gpu.ENVIRONMENT, **env}
-        return Step(name, what, (*command, *on_fake), limit_s, env=env, missing=missing, least_s=20)
+    def world(name: str, what: str, limit_s: float, *worlds: str, is_short: bool = is_fake, **env: str) -> Step:
+        command = (sys.executable, "-m", "gpu.worlds", *(worlds or (name,)), *(("--short",) if is_short else ()))
+        on_fake = ("--device", "fake") if is_fake else ()
+        return Step(name, what, (*command, *on_fake), limit_s, env={**shared_gpu.ENVIRONMENT, **env}, least_s=20)
 
-    def sanitized(tool: str, limit_s: float) -> Step:
-        command = (SANITIZER or "", "--tool", tool, f"--error-exitcode={FOUND_SOMETHING}", checks, "--short")
+    def sanitized(tool: str, limit_s: float, only: tuple[str, ...] = ()) -> Step:
+        program = (checks, "--short", *(f"--only={text}" for text in only))
+        command = (SANITIZER or "", "--tool", tool, f"--error-exitcode={FOUND_SOMETHING}", *program)
         missing = no_kernels or ("" if SANITIZER else "compute-sanitizer is not installed")
         what = f"a short list of the checks under compute-sanitizer's {tool}"
         return Step(tool, what, command, limit_s, judge_sanitized, missing=missing, least_s=20)
@@ -54,22 +53,30 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
         check("codecs", "codecs on the GPU against the CPU's, bit for bit", 90),
         check("device", "conversions, streams, events, faults", 45),
         check("graphs", "captured graphs of codecs, replayed", 45),
+        # Four processes take 15 s to start on a GPU: one start for several worlds.
         world(
-            "first",
-            "the same as the next step, in short: does NCCL take four ranks here?",
-            45,
             "collectives",
-            ("--short",),
+            "collectives of isthmus against plain sums, and against its own CPU side; a reduce-scatter captured by "
+            "torch.cuda.graph; phases in torch.profiler, device timings in stats",
+            120,
+            "collectives",
+            *(() if is_fake else ("capture",)),  # no graph can be captured on the fake GPU
+            "profile",
         ),
-        world("collectives", "collectives of isthmus against plain sums, and against its own CPU side", 90),
         world("training", "FSDP2, HSDP, FSDP1 and DDP on isthmus 2x2 against nccl", 150),
+        Step(
+            "link",
+            "isthmus bench training: plain and compressed, over a link of 10 Gbit/s between simulated nodes",
+            (sys.executable, "-m", "gpu.link", *(("--device", "fake") if is_fake else ())),
+            150,
+            least_s=60,
+        ),
         Step("bench", "speed of codecs beside a copy; launches", bench, 75, missing=no_kernels, least_s=20),
         world("killed", "a rank is killed in the middle of a step: every other one gets an error that names it", 60),
-        world("capture", "a reduce-scatter captured by torch.cuda.graph", 45),
-        world("profile", "phases in torch.profiler; device timings in stats", 45),
-        world("order", "FSDP2, launches in implicit order, one queue", 60, "training", ("--short",), **IMPLICIT_ORDER),
+        world("order", "FSDP2, launches in implicit order, one queue", 60, "training", is_short=True, **IMPLICIT_ORDER),
         sanitized("memcheck", 60),
-        sanitized("racecheck", 90),
+        # A check takes a hundred times as long under it. A race needs no more than a few blocks.
+        sanitized("racecheck", 90, only=("805 elements", "1025 elements", "5000 from 0 of 5000")),
         sanitized("synccheck", 60),
         # Takes what time is left: the CPU codes billions of elements on one core.
         check("large", "pieces beyond 2^31 bytes and elements", 180, least_s=30),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpu.harness.records import FAILED, OK, Check
+from gpu.harness.records import FAILED, NOT_RUN, OK, Check
 from gpu.harness.steps import Outcome
 
 
@@ -29,18 +29,31 @@ class Report:
         return [name for name in self.planned if name not in {outcome.step.name for outcome in self.outcomes}]
 
     @property
-    def passed(self) -> bool:
-        """Whether every step was reached and none failed. What was not run for a reason of the machine is listed."""
-        return not self.missing and all(outcome.result != FAILED for outcome in self.outcomes)
+    def failed(self) -> list[str]:
+        """Names of steps that failed."""
+        return [outcome.step.name for outcome in self.outcomes if outcome.result == FAILED]
+
+    @property
+    def not_run(self) -> list[str]:
+        """Names of planned steps that were not run, for whatever reason."""
+        ran = {outcome.step.name for outcome in self.outcomes if outcome.result != NOT_RUN}
+        return [name for name in self.planned if name not in ran]
+
+    @property
+    def verdict(self) -> str:
+        """What all steps came to. A step that was not run has not passed."""
+        told = (("FAILED", self.failed), ("NOT RUN", self.not_run))
+        return "; ".join(f"{text}: {', '.join(names)}" for text, names in told if names) or "passed"
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Write both files; return their paths. A reader never sees half of one."""
         values = {
             "created": self.created,
-            "passed": self.passed,
+            "passed": self.verdict == "passed",
+            "failed": self.failed,
+            "not_run": self.not_run,
             "gpu": dict(self.gpu),
             "versions": dict(self.versions),
-            "not_reached": self.missing,
             "steps": [outcome.as_json() for outcome in self.outcomes],
         }
         paths = folder / f"{name}.json", folder / f"{name}.md"
@@ -53,8 +66,12 @@ class Report:
     def text(self) -> str:
         """Return the short text, as Markdown: a table of steps, then figures and what went wrong."""
         versions = ", ".join(f"{name} {value}" for name, value in self.versions.items() if value is not None)
-        lines = [f"# Isthmus on {self.gpu.get('name', 'no GPU')}", ""]
-        lines += [f"{'Passed' if self.passed else 'FAILED'}, {self.created}. {versions}", ""]
+        lines = [
+            f"# Isthmus on {self.gpu.get('name', 'no GPU')}: {self.verdict}",
+            "",
+            f"{self.created}. {versions}",
+            "",
+        ]
         lines += ["| step | result | checks | seconds | what |", "|---|---|---|---|---|"]
         lines += [_row(outcome) for outcome in self.outcomes]
         lines += [f"| {name} | not reached | | | |" for name in self.missing]

@@ -99,7 +99,8 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         """Plain values for the report."""
         step = {name: value for name, value in vars(self.step).items() if name != "judge"}
-        return {**step, "result": self.result, "reason": self.reason, **asdict(self.ending)}
+        ending = asdict(self.ending) | ({"tail": []} if self.result == OK else {})  # the logs have it
+        return {**step, "result": self.result, "reason": self.reason, **ending}
 
 
 def execute(step: Step, *, env: Mapping[str, str], cwd: Path, limit_s: float, log: Path) -> Ending:

@@ -1,4 +1,4 @@
-"""python -m gpu.worlds NAME: run one world and tell of its checks. tests/ is in PYTHONPATH."""
+"""python -m gpu.worlds NAME...: run worlds one after the other, and tell of their checks. tests/ is in PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NAMES = ("collectives", "training", "capture", "profile", "killed")
 
 def main() -> int:
     """Return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.worlds", description="Run one world of four ranks.")
-    parser.add_argument("name", choices=NAMES)
+    parser = argparse.ArgumentParser(prog="python -m gpu.worlds", description="Run worlds of four ranks.")
+    parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}; killed: alone")
     parser.add_argument("--device", choices=("cuda", "cpu", "fake"), default="cuda", help="fake: see tests/fake_gpu")
     parser.add_argument("--short", action="store_true", help="fewer steps and modes")
     options = parser.parse_args()
-    return launch(options.name, options.device, options.short)
+    return launch(options.names, options.device, options.short)
 
 
 if __name__ == "__main__":

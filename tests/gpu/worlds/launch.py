@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 
 from gpu.harness import shared_gpu
@@ -14,15 +15,18 @@ from support.limits import HANG_S
 WORLD_SIZE = 4
 
 
-def launch(name: str, device: str, short: bool) -> int:
-    """Run ``gpu.worlds.NAME.run(world)`` on all ranks; return the exit status. device: "cuda", "cpu" or "fake"."""
+def launch(names: Sequence[str], device: str, short: bool) -> int:
+    """Run ``gpu.worlds.NAME.run(world)`` of each on the same ranks; return the exit status.
+
+    device: "cuda", "cpu" or "fake".
+    """
     if device == "fake":
         from support import fake_gpu
 
-        outcomes = fake_gpu.run_any(run_rank, WORLD_SIZE, name, "cuda", short, timeout_s=_limit_s())
+        outcomes = fake_gpu.run_any(run_rank, WORLD_SIZE, names, "cuda", short, timeout_s=_limit_s())
     else:
-        outcomes = ranks.run_any(run_rank, WORLD_SIZE, name, device, short, timeout_s=_limit_s())
-    killed = getattr(import_module(f"gpu.worlds.{name}"), "KILLED_RANK", None)
+        outcomes = ranks.run_any(run_rank, WORLD_SIZE, names, device, short, timeout_s=_limit_s())
+    killed = getattr(import_module(f"gpu.worlds.{names[0]}"), "KILLED_RANK", None)
     broken = [outcome for outcome in outcomes if (outcome.error or outcome.exit_code) and outcome.rank != killed]
     for outcome in broken:
         print(f"rank {outcome.rank} ended with {outcome.exit_code}:\n{outcome.error}", file=sys.stderr)
@@ -36,7 +40,7 @@ def _limit_s() -> float:
     return max(10, float(os.environ.get("GPU_STEP_LIMIT_S", HANG_S)) - 10)
 
 
-def run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:
+def run_rank(rank: int, world_size: int, names: Sequence[str], device: str, short: bool) -> bool:
     """Be one rank; return whether all checks passed."""
     if device != "cpu":
         os.environ.update(shared_gpu.of_rank(rank))
@@ -44,5 +48,6 @@ def run_rank(rank: int, world_size: int, name: str, device: str, short: bool) ->
     from gpu.worlds.world import World
 
     with World(rank, world_size, device, short) as world:
-        import_module(f"gpu.worlds.{name}").run(world)
+        for name in names:
+            import_module(f"gpu.worlds.{name}").run(world)
     return world.passed

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from gpu import link
 from gpu.worlds.launch import launch
 from python.cuda import worlds as cuda_worlds
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 
-@pytest.mark.parametrize("name", ["collectives", "training", "profile", "killed"])
-def test_a_world(name: str) -> None:
-    assert launch(name, "fake", short=name != "training") == 0
+@pytest.mark.parametrize("names", [("collectives", "profile"), ("training",), ("killed",)])
+def test_worlds(names: tuple[str, ...]) -> None:
+    assert launch(names, "fake", short="training" not in names) == 0
+
+
+def test_a_link() -> None:
+    assert link.with_fake_gpu() == 0
