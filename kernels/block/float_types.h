@@ -1,6 +1,6 @@
-// The 16-bit floating types as bits, and their conversions in software, free of branches, so that loops over them
-// vectorise. Functions that block algorithms call are always inlined: every instruction set compiles them, and the
-// linker must not merge the copies.
+// The 16-bit floating types as bits, and their conversions, free of branches, so that loops over them vectorise. A GPU
+// converts float16 in hardware, to the same bits. Functions that block algorithms call are always inlined: every
+// instruction set compiles them, and the linker must not merge the copies.
 #pragma once
 
 #include <bit>
@@ -31,20 +31,32 @@ struct Float16 {
   return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded)};
 }
 
+// Every NaN becomes 0x7fffffff, as a GPU makes it.
 [[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(Float16 value) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
+#else
   const uint32_t magnitude = value.bits & 0x7fffu;
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t normal = (magnitude << 13) + (112u << 23);
   // Denormals: an integer multiple of 2^-24. Computed without denormal float32, so that flush-to-zero does no harm.
   const uint32_t denormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-  const uint32_t quiet = magnitude > 0x7c00 ? 0x400000u : 0u;
-  const uint32_t non_finite = 0x7f800000u | (magnitude << 13) | quiet;
   const uint32_t finite = magnitude < 0x400 ? denormal : normal;
-  return std::bit_cast<float>(sign | (magnitude >= 0x7c00 ? non_finite : finite));
+  const uint32_t number = sign | (magnitude >= 0x7c00 ? 0x7f800000u : finite);
+  return std::bit_cast<float>(magnitude > 0x7c00 ? 0x7fffffffu : number);
+#endif
 }
 
-// NaN keeps its sign and becomes quiet; from 65520 on the result is Inf.
+// Every NaN becomes 0x7fff, as a GPU makes it: after a sum its NaNs have no other bits, and a CPU's have many. From
+// 65520 on the result is Inf.
 [[gnu::always_inline]] ISTHMUS_DEVICE Float16 to_float16(float value) {
+#ifdef __CUDA_ARCH__
+  Float16 result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+#else
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
   const uint32_t sign = (bits >> 16) & 0x8000;
@@ -53,8 +65,8 @@ struct Float16 {
   const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t finite = magnitude < 0x38800000u ? denormal : normal;
   const uint32_t saturated = magnitude >= 0x477ff000u ? 0x7c00u : finite;
-  const uint32_t quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x3ff);
-  return {static_cast<uint16_t>(sign | (magnitude > 0x7f800000u ? quiet_nan : saturated))};
+  return {static_cast<uint16_t>(magnitude > 0x7f800000u ? 0x7fffu : sign | saturated)};
+#endif
 }
 
 // Converts float64 to float32, rounded to odd if inexact. Rounding the result to a shorter type then gives what one

@@ -90,10 +90,10 @@ struct EncodeValues {
     if (kMayDivide<Wire> && job.divisor != 1) {
       return scaled<Wire>(value, 1.0 / job.divisor);
     }
-    if constexpr (std::is_same_v<Piece, Wire>) {
-      return value;  // bit for bit
+    if constexpr (std::is_same_v<Piece, Wire> && !std::is_same_v<Wire, Float16>) {
+      return value;
     } else {
-      return narrow<Wire>(widen(value));
+      return narrow<Wire>(widen(value));  // of float16, too: NaN becomes the one that there is
     }
   }
 };

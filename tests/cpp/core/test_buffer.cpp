@@ -111,6 +111,17 @@ TEST_P(Bits16, ExtremesOfWiderTypes) {
   EXPECT_TRUE(std::isnan(from_bits16(to_bits16(std::bit_cast<float>(0xffffffffu), format.dtype), format.dtype)));
 }
 
+// Whatever bits it had: a GPU's sums and conversions know no others.
+TEST(Float16, EveryNanBecomesTheOneOfGpus) {
+  for (const uint32_t bits : {0x7f800001U, 0xff800001U, 0x7fc00000U, 0xffc00000U, 0x7fc12000U, 0xffffffffU}) {
+    EXPECT_EQ(to_bits16(std::bit_cast<float>(bits), DataType::kFloat16), 0x7fff) << bits;
+    EXPECT_EQ(to_bits16(static_cast<double>(std::bit_cast<float>(bits)), DataType::kFloat16), 0x7fff) << bits;
+  }
+  for (const uint16_t bits : {0x7c01, 0xfc01, 0x7e00, 0xfe00, 0x7fff, 0xffff}) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(from_bits16(bits, DataType::kFloat16)), 0x7fffffffU) << bits;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, Bits16,
                          ::testing::Values(Format{DataType::kBFloat16, 8, 7}, Format{DataType::kFloat16, 5, 10}),
                          [](const auto& parameter) { return to_string(parameter.param.dtype); });
