@@ -1,4 +1,5 @@
-// All jobs of a device: an encoding and a decoding for each codec, and for weight differences.
+// All jobs of a device: an encoding and a decoding for each codec, for tagc's single-tier form, whose
+// indexes are merged between the two, and for weight differences.
 #pragma once
 
 #include <variant>
@@ -11,6 +12,6 @@
 namespace isthmus::kernels {
 
 using Job = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, TagcEncodeJob, TagcDecodeJob,
-                         WeightEncodeJob, WeightDecodeJob>;
+                         TagcFlatEncodeJob, TagcFlatMergeJob, TagcFlatDecodeJob, WeightEncodeJob, WeightDecodeJob>;
 
 }  // namespace isthmus::kernels

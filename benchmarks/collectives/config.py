@@ -12,8 +12,7 @@ BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant", "quant2")
 #: Those that are none of Isthmus: of tensors on the CPU, and on a GPU.
 PLAIN = ("gloo", "nccl")
 _DEFAULT_BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant")
-#: Isthmus has a single tier for tensors on the CPU alone.
-_ON_CPU_ALONE = ("gloo", "flat-tagc")
+_ON_CPU_ALONE = ("gloo",)
 ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 
 

@@ -16,7 +16,7 @@ DEFAULT_ARMS = (
     *("quant", "quant-node", "full", "hsdp-none", "hsdp-quant"),
 )
 #: The same on GPUs, whose ranks are few: those that somebody with GPUs has to choose from, and the paper's.
-GPU_ARMS = ("fsdp", "hsdp", "tagc", "quant", "full", "hsdp-quant")
+GPU_ARMS = ("fsdp", "hsdp", "flat-tagc", "tagc", "quant", "full", "hsdp-quant")
 
 _RANGES = {
     "steps": (2, 100_000),
@@ -82,14 +82,8 @@ class TrainingConfig(HereConfig):
             parse_link_rate(link)
 
     def on_device(self) -> "TrainingConfig":
-        """The same with defaults for the device, and few steps if it shall be quick.
-
-        Isthmus has a single tier for tensors on the CPU alone.
-        """
+        """The same with defaults for the device, and few steps if it shall be quick."""
         config = self.with_gpu_defaults() if self.device == "cuda" else self
-        flat = [name for name in config.arms if (ARMS[name].options or {}).get("tiers") == "flat"]
-        if config.device == "cuda" and flat:
-            raise ValueError(f"arm '{flat[0]}': not for tensors on {self.device}")
         if not self.quick:
             return config
         slowest = min(config.links, key=parse_link_rate, default="")

@@ -25,11 +25,6 @@ struct Traffic {
   }
 };
 
-enum class ReduceOp : uint8_t {
-  kSum,    // floating types; kByte: modulo 256
-  kBitOr,  // kByte only
-};
-
 // How a tier sums values of one type.
 struct SumType {
   DataType dtype;      // of the sum, and what it is taken in
@@ -85,8 +80,9 @@ class Transport {
   // out[rank()] stays as it is.
   virtual HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) = 0;
 
-  // data = reduction over ranks of data, the same bits on every rank.
-  virtual HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) = 0;
+  // One step around the ring of ranks: `in` goes to the next rank, and `out` comes from the one before. There are
+  // several, and their buffers have one size and type.
+  virtual HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) = 0;
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;

@@ -17,7 +17,8 @@ struct DeviceCounts {
   uint64_t chosen_elements = 0;  // reached the threshold; those that were not kept are held back
   uint64_t kept_elements = 0;
   uint64_t non_finite_blocks = 0;
-  uint64_t spikes = 0;  // residuals that were dropped
+  uint64_t estimated_elements = 0;  // decodings in a single tier add to it
+  uint64_t spikes = 0;              // residuals that were dropped
 };
 
 // The 48 bytes of PacketHeader. Kernels write and compare whole words.

@@ -154,7 +154,7 @@ struct AddAndMark {
   ISTHMUS_DEVICE void clear_sketch(const Group& group) const {
     using FourCells = SeveralOf<uint32_t, 4>;
     auto* cells = reinterpret_cast<FourCells*>(job.packet + job.layout.sketch);
-    for_each_of_all(group, job.shape.sketch_bytes() / 16, [=](int64_t i) { cells[i] = FourCells{}; });
+    for_each_of_all(group, (job.layout.end - job.layout.sketch) / 16, [=](int64_t i) { cells[i] = FourCells{}; });
   }
 
   // Bit i: value i is at least `bound`, which is not 0.
@@ -274,7 +274,7 @@ struct AddAndMark {
     for_each_of_group(group, blocks, [&](int64_t b) {
       const int64_t block = tile * blocks + b;
       if (block < job.shape.num_blocks) {
-        draw_rows(job.shape, *job.context, block, job.rows);
+        draw_rows(job.shape, context_of(job), block, job.rows);
         job.tie_counts[block] = 0;
         if (job.peaks != nullptr) {
           job.peaks[block] = 0;

@@ -79,6 +79,12 @@ ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
   return context.unit_hash ^ (context.step + 1) * kOdd;
 }
 
+// The context of an encoding.
+ISTHMUS_DEVICE DeviceContext context_of(const EncodeJobBase& job) {
+  return job.context != nullptr ? *job.context
+                                : DeviceContext{job.header.word[kHeaderUnit], job.header.word[kHeaderStep]};
+}
+
 // The piece is float32, or a 16-bit type that it has been summed in. There is always a residual. The packet is 64-byte
 // aligned.
 struct TagcEncodeJob : EncodeJobBase {
@@ -117,6 +123,44 @@ struct TagcDecodeJob : DecodeJobBase {
   uint32_t* rows;     // 4 x num_blocks, 16-byte aligned: a RowTable
   uint32_t* cells;    // of packets that are peeled at once: slab after slab, row after row
   SlabScratch slabs;  // keys: for each packet; tables: for each that is peeled at once
+};
+
+// Encodes chunks for a single tier: as pieces of which nothing is held back, whose values are summed in float32 cells.
+// `packet` is an image of flags and index in scratch memory, which ends there.
+struct TagcFlatEncodeJob : TagcEncodeJob {
+  int64_t index_bits = 1;          // 1, or 4: counts
+  uint32_t* wire_index = nullptr;  // index_bits x index_words: what is merged
+  float* cells = nullptr;          // num_cells
+
+  ISTHMUS_DEVICE void go_to(int64_t i) {
+    TagcEncodeJob::go_to(i);
+    wire_index += i * 2 * index_bits * shape.index_words();
+    cells += i * shape.num_cells();
+  }
+};
+
+// Adds another rank's index: the bits, or the counts.
+struct TagcFlatMergeJob {
+  const uint64_t* arrived;
+  uint64_t* index;
+  int64_t num_words;
+  int64_t index_bits;
+};
+
+// Peels the merged index and the summed sketch of one shard.
+struct TagcFlatDecodeJob {
+  TagcShape shape;
+  DeviceContext context;
+  int64_t index_bits;
+  int64_t max_rounds;
+  const uint32_t* wire_index;
+  float* cells;
+  float* out;  // num_elements
+  DeviceCounts* counts;
+
+  uint32_t* rows;  // 4 x num_blocks, 16-byte aligned: a RowTable
+  SlabScratch slabs;
+  uint32_t* keys_before;  // as slabs.keys: at the beginning of a round
 };
 
 }  // namespace isthmus::kernels

@@ -7,6 +7,7 @@
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/add_passes.h"
 #include "kernels/tagc/check_passes.h"
+#include "kernels/tagc/flat_passes.h"
 #include "kernels/tagc/insert_passes.h"
 #include "kernels/tagc/peel_passes.h"
 #include "kernels/tagc/select_passes.h"
@@ -96,6 +97,36 @@ void run_passes(Executor& executor, const TagcDecodeJob& job) {
       executor.run(PeelPackets<false, Cells>{job}, slabs, 0);
     }
   });
+}
+
+// A single tier: what is chosen is not peeled before it is sent.
+template <typename Executor>
+void run_passes(Executor& executor, const TagcFlatEncodeJob& job) {
+  select_elements(executor, job);
+  executor.clear(job.cells, job.num_pieces * job.shape.sketch_bytes());
+  if (tables_fit_shared(job.shape)) {
+    run_for_pieces(executor, InsertSums<true>{job}, num_slabs(job.shape), 0);
+  } else {
+    run_for_pieces(executor, InsertSums<false>{job}, num_slabs(job.shape), 0);
+  }
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const TagcFlatMergeJob& job) {
+  if (job.num_words > 0) {
+    executor.run(MergeIndex{job}, divide_up(job.num_words, kPassThreads), 0);
+  }
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const TagcFlatDecodeJob& job) {
+  executor.clear(job.out, static_cast<int64_t>(sizeof(float)) * job.shape.num_elements);
+  executor.run(OpenIndex{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
+  if (tables_fit_shared(job.shape)) {
+    executor.run(PeelSums<true>{job}, num_slabs(job.shape), table_bytes(job.shape));
+  } else {
+    executor.run(PeelSums<false>{job}, num_slabs(job.shape), 0);
+  }
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -15,8 +15,8 @@ ISTHMUS_DEVICE int64_t block_of_word(const TagcShape& shape, int64_t word) {
   return word >> (lowest_bit(shape.block_elements) - 5);
 }
 
-// The rows of all blocks, without signs. They are read more often than anything else, so they have 16 bits where they
-// fit, which they do if a slab's degrees fit into shared memory.
+// The rows of all blocks, and behind them the signs, as in BlockRows. They are read more often than anything else, so
+// they have 16 bits where they fit, which they do if a slab's degrees fit into shared memory.
 template <bool kShort>
 class RowTable {
  public:
@@ -25,12 +25,10 @@ class RowTable {
   explicit ISTHMUS_DEVICE RowTable(uint32_t* memory) : blocks_(reinterpret_cast<Stored*>(memory)) {}
 
   ISTHMUS_DEVICE const Stored& operator[](int64_t block) const { return blocks_[block]; }
-  ISTHMUS_DEVICE void set(int64_t block, const uint32_t (&row)[3]) const {
-    Stored stored = {};
-    for (int i = 0; i < 3; ++i) {
-      stored.value[i] = static_cast<std::remove_reference_t<decltype(stored.value[i])>>(row[i]);
-    }
-    blocks_[block] = stored;
+  ISTHMUS_DEVICE void set(int64_t block, const BlockRows& drawn) const {
+    using Number = std::conditional_t<kShort, uint16_t, uint32_t>;
+    blocks_[block] = {static_cast<Number>(drawn.row[0]), static_cast<Number>(drawn.row[1]),
+                      static_cast<Number>(drawn.row[2]), static_cast<Number>(drawn.negative)};
   }
 
  private:
@@ -41,9 +39,9 @@ class RowTable {
 ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& context, int64_t block, uint32_t* rows) {
   const BlockRows drawn = hash_block(seed_of(context), block, shape.num_rows);
   if (tables_fit_shared(shape)) {
-    RowTable<true>(rows).set(block, drawn.row);
+    RowTable<true>(rows).set(block, drawn);
   } else {
-    RowTable<false>(rows).set(block, drawn.row);
+    RowTable<false>(rows).set(block, drawn);
   }
 }
 

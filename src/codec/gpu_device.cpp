@@ -12,6 +12,7 @@ CodecCounts difference(const kernels::DeviceCounts& now, const kernels::DeviceCo
   const auto kept = static_cast<int64_t>(now.kept_elements - before.kept_elements);
   counts.kept_elements = kept;
   counts.held_back_elements = static_cast<int64_t>(now.chosen_elements - before.chosen_elements) - kept;
+  counts.estimated_elements = static_cast<int64_t>(now.estimated_elements - before.estimated_elements);
   counts.non_finite_blocks = static_cast<int64_t>(now.non_finite_blocks - before.non_finite_blocks);
   counts.spikes = static_cast<int64_t>(now.spikes - before.spikes);
   return counts;

@@ -30,10 +30,8 @@ constexpr const char* kInGraph = "in a CUDA graph";
 
 bool is_flat(const Options& options) { return options.tiers == "flat"; }
 
-Options validated(Options options, const Device& device) {
+Options validated(Options options) {
   options.validate();
-  ISTHMUS_CHECK(OptionError, !is_flat(options) || device.is_host(), "tiers=flat is for the CPU, not for ",
-                device.name());
   return options;
 }
 
@@ -91,7 +89,7 @@ void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
 struct Communicator::Parts {
   Parts(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
       : device(std::move(given_device)),
-        options(validated(std::move(given_options), *device)),
+        options(validated(std::move(given_options))),
         tiers(std::move(map), rank, std::move(given_tiers), is_flat(options)),
         path(make_path(tiers, *device, options)),
         statistics(*device, options.max_units),

@@ -15,16 +15,14 @@ namespace {
 struct Operation {
   std::string_view call;  // "reduce_scatter"
   ConstBuffer in;
-  ReduceOp op = ReduceOp::kSum;
   bool any_size = false;  // whether ranks may have inputs of different sizes
 
   std::string description() const {
-    return detail::concatenate(call, op == ReduceOp::kBitOr ? " (or)" : "", " of ", in.num_elements, " elements of ",
-                               to_string(in.dtype));
+    return detail::concatenate(call, " of ", in.num_elements, " elements of ", to_string(in.dtype));
   }
   bool matches(const Operation& other) const {
     const bool same_size = any_size || in.num_elements == other.in.num_elements;
-    return call == other.call && op == other.op && same_size && in.dtype == other.in.dtype;
+    return call == other.call && same_size && in.dtype == other.in.dtype;
   }
 };
 
@@ -216,20 +214,11 @@ class InProcessHub::Endpoint final : public Transport {
     return std::make_unique<CompletedHandle>();
   }
 
-  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream /*stream*/) override {
-    const bool bytewise = data.dtype == DataType::kByte;
-    ISTHMUS_CHECK(Error, bytewise || op == ReduceOp::kSum, "all_reduce: bitwise or of ", to_string(data.dtype));
-    const DataType sum_dtype = accumulate_dtype(data.dtype);
-    sum_.resize(static_cast<size_t>(data.num_elements * element_bytes(sum_dtype)));
-    const Buffer sum{sum_.data(), data.num_elements, sum_dtype};
-    group_->meet(index_, {"all_reduce", data, op}, [&](const std::vector<ConstBuffer>& inputs) {
-      convert(inputs[0], sum);
-      for (int peer = 1; peer < size(); ++peer) {
-        combine(inputs[peer], op, sum);
-      }
-    });
-    convert(sum, data);
-    group_->ring() ? count_ring_all_reduce(sum) : count_direct_all_reduce(data);
+  HandlePtr pass_on(ConstBuffer in, Buffer out, Stream /*stream*/) override {
+    ISTHMUS_CHECK(Error, in.bytes() == out.bytes(), "pass_on of ", in.bytes(), " bytes into ", out.bytes());
+    group_->meet(index_, {"pass_on", in},
+                 [&](const std::vector<ConstBuffer>& inputs) { convert(inputs[(index_ + size() - 1) % size()], out); });
+    count_sent((index_ + 1) % size(), in.bytes());
     return std::make_unique<CompletedHandle>();
   }
 
@@ -237,23 +226,6 @@ class InProcessHub::Endpoint final : public Transport {
   void abort() override { group_->abort(index_); }
 
  private:
-  // Part p holds the elements from n p / s up to n (p + 1) / s.
-  int64_t part_bytes(ConstBuffer data, int part) const {
-    const int64_t elements = data.num_elements * (part + 1) / size() - data.num_elements * part / size();
-    return elements * element_bytes(data.dtype);
-  }
-  // The reduce-scatter sends all parts but part index, the all-gather all but part index + 1.
-  void count_ring_all_reduce(ConstBuffer sum) {
-    const int next = (index_ + 1) % size();
-    count_sent(next, 2 * sum.bytes() - part_bytes(sum, index_) - part_bytes(sum, next));
-  }
-  // Sends each peer its part of the input, and this rank's part of the sum.
-  void count_direct_all_reduce(ConstBuffer data) {
-    for (int peer = 0; peer < size(); ++peer) {
-      count_sent(peer, peer == index_ ? 0 : part_bytes(data, peer) + part_bytes(data, index_));
-    }
-  }
-
   void count_sent(int peer, int64_t bytes) {
     traffic_.sent_bytes += bytes;
     traffic_.inter_node_sent_bytes += group_->node(peer) != group_->node(index_) ? bytes : 0;
@@ -268,7 +240,6 @@ class InProcessHub::Endpoint final : public Transport {
   const std::shared_ptr<Group> group_;
   const int index_;
   Traffic traffic_;
-  std::vector<std::byte> sum_;
 };
 
 InProcessHub::InProcessHub(std::vector<int> node_of_rank, std::chrono::milliseconds timeout)

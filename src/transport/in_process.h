@@ -19,7 +19,7 @@ namespace isthmus {
 // need.
 //
 // An operation blocks until all ranks of the tier have come. If ranks are missing after `timeout`, all others, later
-// ones included, throw TransportError that names the missing ranks. If operation, type, size or reduction differ, every
+// ones included, throw TransportError that names the missing ranks. If operation, type or size differ, every
 // rank throws an error that names two differing ranks. Sums are taken in rank order.
 //
 // Traffic is counted as a network would carry it:
@@ -27,8 +27,6 @@ namespace isthmus {
 //   and parts of b bytes: all_to_all, reduce_scatter and all_gather (s-1) b of the input's type.
 // - other tiers (`flat`): reduce_scatter and all_gather run around the ring of ranks, so that only links to the next
 //   rank are used: (s-1) b to it. Partial sums travel in the accumulate type.
-// - all_reduce is a reduce_scatter and an all_gather; of n elements part p is [n p / s, n (p + 1) / s). Around the ring
-//   both carry the accumulate type.
 class InProcessHub {
  public:
   explicit InProcessHub(std::vector<int> node_of_rank,

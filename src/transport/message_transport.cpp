@@ -12,25 +12,12 @@
 namespace isthmus {
 namespace {
 
-// Chunk p holds the elements from offsets[p] up to offsets[p + 1].
-std::vector<int64_t> equal_offsets(int64_t num_elements, int parts) {
-  std::vector<int64_t> offsets;
-  for (int p = 0; p <= parts; ++p) {
-    offsets.push_back(num_elements * p / parts);
-  }
-  return offsets;
-}
-
-Buffer chunk(Buffer data, const std::vector<int64_t>& offsets, int index) {
-  return data.slice(offsets[index], offsets[index + 1] - offsets[index]);
-}
-
 // sum = the parts of all ranks in rank order, in sum's type. part_of(rank) returns a rank's part.
 template <typename PartOf>
-void sum_in_rank_order(int size, ReduceOp op, Buffer sum, const PartOf& part_of) {
+void sum_in_rank_order(int size, Buffer sum, const PartOf& part_of) {
   convert(part_of(0), sum);
   for (int rank = 1; rank < size; ++rank) {
-    combine(part_of(rank), op, sum);
+    accumulate(part_of(rank), sum);
   }
 }
 
@@ -44,8 +31,8 @@ const char* to_string(Operation operation) {
       return "all-to-all";
     case Operation::kAllGather:
       return "all-gather";
-    case Operation::kAllReduce:
-      return "all-reduce";
+    case Operation::kPassOn:
+      return "pass-on";
   }
   return "unknown";
 }
@@ -119,7 +106,7 @@ class MessageTransport::DirectReduceScatter final : public Handle {
 
   void wait(Stream stream) override {
     exchange_.wait(stream);
-    sum_in_rank_order(transport_.size(), ReduceOp::kSum, out_, [&](int rank) {
+    sum_in_rank_order(transport_.size(), out_, [&](int rank) {
       return (rank == transport_.rank() ? in_ : ConstBuffer(received())).part(rank, out_.num_elements);
     });
     transport_.give_scratch(std::move(received_));
@@ -177,7 +164,7 @@ HandlePtr MessageTransport::all_gather(ConstBuffer in, Buffer out, Stream /*stre
     std::memcpy(own.data, in.data, static_cast<size_t>(in.bytes()));
   }
   if (spans_nodes_) {
-    ring_gather(Operation::kAllGather, out, equal_offsets(out.num_elements, size()));
+    ring_gather(out);
     return std::make_unique<CompletedHandle>();
   }
   return std::make_unique<DirectExchange>(
@@ -192,54 +179,12 @@ HandlePtr MessageTransport::all_gather_uneven(ConstBuffer in, const std::vector<
       *this, Operation::kAllGather, [=](int /*peer*/) { return in; }, [=](int peer) { return out[peer]; });
 }
 
-HandlePtr MessageTransport::all_reduce(Buffer data, ReduceOp op, Stream /*stream*/) {
-  ISTHMUS_CHECK(Error, op == ReduceOp::kSum || data.dtype == DataType::kByte, tier_, " all-reduce: bitwise or of ",
-                to_string(data.dtype));
-  ring_ ? ring_all_reduce(data, op) : direct_all_reduce(data, op);
-  return std::make_unique<CompletedHandle>();
-}
-
-// Chunk c goes to rank c, which sums it and sends the sum to all.
-void MessageTransport::direct_all_reduce(Buffer data, ReduceOp op) {
-  const auto offsets = equal_offsets(data.num_elements, size());
-  const Buffer own = chunk(data, offsets, rank());
-  const DataType sum_dtype = accumulate_dtype(data.dtype);
-  auto sum_memory = take_scratch(own.num_elements * element_bytes(sum_dtype));
-  auto received_memory = take_scratch(size() * own.bytes());
-  const Buffer sum{sum_memory.data(), own.num_elements, sum_dtype};
-  const Buffer received{received_memory.data(), size() * own.num_elements, data.dtype};
-
-  DirectExchange(
-      *this, Operation::kAllReduce, [&](int peer) { return chunk(data, offsets, peer); },
-      [&](int peer) { return received.part(peer, own.num_elements); })
-      .wait({});
-  sum_in_rank_order(size(), op, sum, [&](int peer) {
-    return ConstBuffer(peer == rank() ? own : received.part(peer, own.num_elements));
-  });
-  convert(sum, own);
-  give_scratch(std::move(received_memory));
-  give_scratch(std::move(sum_memory));
-
-  DirectExchange(
-      *this, Operation::kAllReduce, [&](int /*peer*/) { return own; },
-      [&](int peer) { return chunk(data, offsets, peer); })
-      .wait({});
-}
-
-void MessageTransport::ring_all_reduce(Buffer data, ReduceOp op) {
-  const DataType sum_dtype = accumulate_dtype(data.dtype);
-  if (sum_dtype != data.dtype) {
-    auto scratch = take_scratch(data.num_elements * element_bytes(sum_dtype));
-    const Buffer sum{scratch.data(), data.num_elements, sum_dtype};
-    convert(data, sum);
-    ring_all_reduce(sum, op);
-    convert(sum, data);
-    give_scratch(std::move(scratch));
-    return;
-  }
-  const auto offsets = equal_offsets(data.num_elements, size());
-  ring_reduce(data, offsets, op);
-  ring_gather(Operation::kAllReduce, data, offsets);
+HandlePtr MessageTransport::pass_on(ConstBuffer in, Buffer out, Stream /*stream*/) {
+  ISTHMUS_CHECK(Error, in.bytes() == out.bytes(), tier_, " pass-on of ", in.bytes(), " bytes into ", out.bytes());
+  auto exchange = start_exchange(Operation::kPassOn);
+  exchange->receive(neighbour(-1), out);
+  exchange->send(neighbour(1), in);
+  return exchange;
 }
 
 // Chunk c starts at rank c + 1 and collects every rank's part on its way round to rank c.
@@ -264,32 +209,13 @@ void MessageTransport::ring_reduce_scatter(ConstBuffer in, Buffer out) {
   give_scratch(std::move(received));
 }
 
-// Leaves chunk rank() of `data` reduced; the other chunks hold partial sums.
-void MessageTransport::ring_reduce(Buffer data, const std::vector<int64_t>& offsets, ReduceOp op) {
-  const int64_t longest = divide_up(data.num_elements, size());
-  auto scratch = take_scratch(longest * element_bytes(data.dtype));
+// Every rank starts with part rank() of `data` and ends with all.
+void MessageTransport::ring_gather(Buffer data) {
+  const int64_t part_elements = data.num_elements / size();
   for (int step = 0; step + 1 < size(); ++step) {
-    const int out_chunk = (rank() - step - 1 + size()) % size();
-    const int in_chunk = (rank() - step - 2 + 2 * size()) % size();
-    const Buffer partial{scratch.data(), offsets[in_chunk + 1] - offsets[in_chunk], data.dtype};
-    const Buffer own = chunk(data, offsets, in_chunk);
-    const auto exchange = start_exchange(Operation::kAllReduce);
-    exchange->receive(neighbour(-1), partial);
-    exchange->send(neighbour(1), chunk(data, offsets, out_chunk));
-    exchange->wait();
-    combine(partial, op, own);
-  }
-  give_scratch(std::move(scratch));
-}
-
-// Every rank starts with chunk rank() of `data` and ends with all.
-void MessageTransport::ring_gather(Operation operation, Buffer data, const std::vector<int64_t>& offsets) {
-  for (int step = 0; step + 1 < size(); ++step) {
-    const int out_chunk = (rank() - step + size()) % size();
-    const int in_chunk = (rank() - step - 1 + size()) % size();
-    const auto exchange = start_exchange(operation);
-    exchange->receive(neighbour(-1), chunk(data, offsets, in_chunk));
-    exchange->send(neighbour(1), chunk(data, offsets, out_chunk));
+    const auto exchange = start_exchange(Operation::kAllGather);
+    exchange->receive(neighbour(-1), data.part((rank() - step - 1 + size()) % size(), part_elements));
+    exchange->send(neighbour(1), data.part((rank() - step + size()) % size(), part_elements));
     exchange->wait();
   }
 }

@@ -16,20 +16,18 @@ namespace isthmus {
 using Clock = std::chrono::steady_clock;
 
 // The collective that a message belongs to.
-enum class Operation : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllReduce };
+enum class Operation : uint8_t { kReduceScatter, kAllToAll, kAllGather, kPassOn };
 inline constexpr int kNumOperations = 4;
 const char* to_string(Operation operation);
 
 // Where all links of a tier are of one kind (one node, or one rank a node), each part goes straight to its owner, which
-// sums in rank order. With s ranks and parts of b bytes every rank sends (s-1) b, and twice that for all_reduce. Within
-// a node all parts leave at once. Between nodes they leave in rounds, in which every rank has one sender and one
-// receiver. If all ranks sent to all at once, a node's link would be overloaded, drop packets and carry them again
-// (docs/scaling.md).
+// sums in rank order. With s ranks and parts of b bytes every rank sends (s-1) b. Within a node all parts leave at
+// once. Between nodes they leave in rounds, in which every rank has one sender and one receiver. If all ranks sent to
+// all at once, a node's link would be overloaded, drop packets and carry them again (docs/scaling.md).
 //
 // In a tier that spans nodes with several ranks each ("flat") data goes around a ring, from r to r + 1, so that with
 // block placement only one edge leaves each node. Sums follow the order of the ring, and partial sums travel in the
-// accumulate type. all_gather takes the ring in every tier that spans nodes. Operations around the ring, and
-// all_reduce, are done when the call returns.
+// accumulate type. all_gather takes the ring in every tier that spans nodes. These are done when the call returns.
 class MessageTransport : public Transport {
  public:
   int rank() const final { return rank_; }
@@ -38,7 +36,7 @@ class MessageTransport : public Transport {
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override;
-  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
+  HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override;
   Traffic traffic() const override;
 
   // Operations that start or wait from now on fail at `deadline`. The thread that starts operations calls it.
@@ -81,11 +79,8 @@ class MessageTransport : public Transport {
   class DirectExchange;
   class DirectReduceScatter;
 
-  void direct_all_reduce(Buffer data, ReduceOp op);
-  void ring_all_reduce(Buffer data, ReduceOp op);
   void ring_reduce_scatter(ConstBuffer in, Buffer out);
-  void ring_reduce(Buffer data, const std::vector<int64_t>& offsets, ReduceOp op);
-  void ring_gather(Operation operation, Buffer data, const std::vector<int64_t>& offsets);
+  void ring_gather(Buffer data);
   int neighbour(int distance) const { return (rank() + distance + size()) % size(); }
   void count_sent(int peer, int64_t bytes);
   std::vector<std::byte> take_scratch(int64_t bytes);

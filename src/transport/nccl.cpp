@@ -9,6 +9,7 @@
 #include "cuda/cuda_calls.h"
 #include "isthmus/error.h"
 #include "kernels/block/float_types.h"
+#include "transport/on_host.h"
 
 namespace isthmus {
 namespace {
@@ -233,7 +234,7 @@ HandlePtr NcclTransport::reduce_scatter(ConstBuffer in, Buffer out, Stream strea
                             in.dtype == DataType::kFloat16 ? scaled_sum_ : ncclSum, comm_, on),
           "ncclReduceScatter");
   });
-  count_sent([&](int /*peer*/) { return out.bytes(); });
+  count_parts(out.bytes());
   return handle;
 }
 
@@ -266,7 +267,7 @@ HandlePtr NcclTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
     check(ncclAllGather(in.data, out.data, static_cast<size_t>(in.num_elements), nccl_type(in.dtype), comm_, on),
           "ncclAllGather");
   });
-  count_sent([&](int /*peer*/) { return in.bytes(); });
+  count_parts(in.bytes());
   return handle;
 }
 
@@ -291,20 +292,25 @@ HandlePtr NcclTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buf
   return handle;
 }
 
-HandlePtr NcclTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {
-  ISTHMUS_CHECK(Error, op == ReduceOp::kSum, who_, ": NCCL has no bitwise or");
+HandlePtr NcclTransport::pass_on(ConstBuffer in, Buffer out, Stream stream) {
+  ISTHMUS_CHECK(Error, in.num_elements == out.num_elements && in.dtype == out.dtype, who_, ": pass-on of ",
+                in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements, " x ", to_string(out.dtype));
+  const auto count = static_cast<size_t>(in.num_elements);
   HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {
-    check(ncclAllReduce(data.data, data.data, static_cast<size_t>(data.num_elements), nccl_type(data.dtype), ncclSum,
-                        comm_, on),
-          "ncclAllReduce");
+    start_group();
+    check(ncclSend(in.data, count, nccl_type(in.dtype), neighbour(1), comm_, on), "ncclSend");
+    check(ncclRecv(out.data, count, nccl_type(in.dtype), neighbour(-1), comm_, on), "ncclRecv");
+    finish_group();
   });
-  // Chunk p goes to rank p, which sums it and sends the sum to all.
-  const auto chunk_bytes = [&](int owner) {
-    const int64_t begin = data.num_elements * owner / size();
-    return (data.num_elements * (owner + 1) / size() - begin) * element_bytes(data.dtype);
-  };
-  count_sent([&](int peer) { return chunk_bytes(peer) + chunk_bytes(rank()); });
+  count_sent([&](int peer) { return peer == neighbour(1) ? in.bytes() : 0; });
   return handle;
+}
+
+// Around the ring where links are of both kinds, else straight to the owners.
+void NcclTransport::count_parts(int64_t part_bytes) {
+  const bool ring = has_links_of_both_kinds(place_.node_of_rank);
+  const int64_t to_next = ring ? (size() - 1) * part_bytes : part_bytes;
+  count_sent([&](int peer) { return peer == neighbour(1) ? to_next : ring ? 0 : part_bytes; });
 }
 
 template <typename BytesTo>

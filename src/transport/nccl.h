@@ -1,4 +1,4 @@
-// The four tiers of a rank over NCCL, and how their ranks find each other. See isthmus/nccl.h for their guarantees.
+// The tiers of a rank over NCCL, and how their ranks find each other. See isthmus/nccl.h for their guarantees.
 #pragma once
 
 #include <nccl.h>
@@ -67,7 +67,7 @@ class NcclTransport final : public Transport {
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override;
-  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
+  HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override;
 
   Traffic traffic() const override;
   void abort() override;
@@ -88,6 +88,8 @@ class NcclTransport final : public Transport {
   // Counts what goes to each other rank: bytes_to(peer) bytes.
   template <typename BytesTo>
   void count_sent(const BytesTo& bytes_to);
+  void count_parts(int64_t part_bytes);
+  int neighbour(int distance) const { return (rank() + distance + size()) % size(); }
 
   const NcclTierPlace place_;
   const std::string who_;  // "intra tier, rank 3"
@@ -112,12 +114,13 @@ struct NcclTiers {
   std::shared_ptr<NcclTransport> inter;
   std::shared_ptr<NcclTransport> gather_intra;
   std::shared_ptr<NcclTransport> gather_inter;
+  std::shared_ptr<NcclTransport> flat;
 
   Tiers as_tiers() const;
   std::vector<std::shared_ptr<NcclTransport>> all() const;  // those that there are, in the order above
 };
-// global_ranks: by rank of the map, for errors. timeout: for each tier to connect.
+// global_ranks: by rank of the map, for errors. timeout: for each tier to connect. with_flat: also a tier of all ranks.
 NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
-                               const NcclIdOf& id_of, std::chrono::milliseconds timeout);
+                               const NcclIdOf& id_of, std::chrono::milliseconds timeout, bool with_flat = false);
 
 }  // namespace isthmus

@@ -22,7 +22,7 @@ ncclUniqueId draw_nccl_id() {
 }
 
 std::vector<std::shared_ptr<NcclTransport>> NcclTiers::all() const {
-  std::vector<std::shared_ptr<NcclTransport>> all{intra, inter, gather_intra, gather_inter};
+  std::vector<std::shared_ptr<NcclTransport>> all{intra, inter, gather_intra, gather_inter, flat};
   std::erase(all, nullptr);
   return all;
 }
@@ -33,11 +33,12 @@ Tiers NcclTiers::as_tiers() const {
   tiers.inter = inter;
   tiers.gather_intra = gather_intra;
   tiers.gather_inter = gather_inter;
+  tiers.flat = flat;
   return tiers;
 }
 
 NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
-                               const NcclIdOf& id_of, std::chrono::milliseconds timeout) {
+                               const NcclIdOf& id_of, std::chrono::milliseconds timeout, bool with_flat) {
   const auto tier = [&](const char* name, const std::vector<int>& ranks, int max_ctas, int number) {
     NcclTierPlace place;
     place.name = name;
@@ -58,7 +59,8 @@ NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<i
   return {.intra = tier("intra", node_ranks, kIntraMaxCtas, node),
           .inter = tier("inter", rail_ranks, kInterMaxCtas, rail),
           .gather_intra = tier("gather-intra", node_ranks, kIntraMaxCtas, node),
-          .gather_inter = tier("gather-inter", rail_ranks, kInterMaxCtas, rail)};
+          .gather_inter = tier("gather-inter", rail_ranks, kInterMaxCtas, rail),
+          .flat = with_flat ? tier("flat", map.all_ranks(), kInterMaxCtas, 0) : nullptr};
 }
 
 // Rank 0 draws the ids of all tiers, in an order that is the same on all ranks.

@@ -30,10 +30,14 @@ std::shared_ptr<MpiTransport> whole_world(const MpiLimits& limits = {}) {
   return MpiTransport::create("test", MPI_COMM_WORLD, {0, 1, 2, 3}, {0, 0, 0, 0}, limits);
 }
 
-std::string all_reduce_bytes(Transport& transport, int64_t count = kSmall) {
-  std::vector<uint8_t> data(static_cast<size_t>(count));
+std::string exchange_bytes(Transport& transport, int64_t count = kSmall) {
+  std::vector<uint8_t> sent(static_cast<size_t>(count * kWorldSize));
+  std::vector<uint8_t> received(sent.size());
   return test::error_of<TransportError>([&] {
-    transport.all_reduce({data.data(), count, DataType::kByte}, ReduceOp::kSum, {})->wait();
+    transport
+        .all_to_all({sent.data(), count * kWorldSize, DataType::kByte},
+                    {received.data(), count * kWorldSize, DataType::kByte}, {})
+        ->wait();
   });
 }
 
@@ -82,12 +86,12 @@ TEST(MpiTransport, RanksThatDoNotComeAreNamed) {
     const auto transport = whole_world({kShortTimeout});
     std::string text;
     if (world_rank() == 1 || world_rank() == 3) {
-      text = all_reduce_bytes(*transport, count);
+      text = exchange_bytes(*transport, count);
       EXPECT_NE(text, "");
     }
     // Whoever times out first tells the other.
-    EXPECT_GE(count_ranks(text == "test all-reduce: timed out after 200 ms: rank 0, 2 did not come"), 1) << text;
-    EXPECT_NE(all_reduce_bytes(*transport, count).find("test all-reduce: "), std::string::npos) << "who comes too late";
+    EXPECT_GE(count_ranks(text == "test all-to-all: timed out after 200 ms: rank 0, 2 did not come"), 1) << text;
+    EXPECT_NE(exchange_bytes(*transport, count).find("test all-to-all: "), std::string::npos) << "who comes too late";
   }
 }
 
@@ -95,7 +99,7 @@ TEST(MpiTransport, TheDeadlineOfSeveralOperationsIsOne) {
   const auto transport = whole_world({milliseconds(120000)});
   transport->set_deadline(Clock::now() + kShortTimeout);
   if (world_rank() == 0) {
-    EXPECT_NE(all_reduce_bytes(*transport).find("timed out after "), std::string::npos);
+    EXPECT_NE(exchange_bytes(*transport).find("timed out after "), std::string::npos);
   }
   MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -124,7 +128,7 @@ TEST(MpiTransport, ARankThatCallsSomethingElseIsNamed) {
 TEST(MpiTransport, SizesThatDifferAreAnErrorOnEveryRank) {
   for (const int64_t more : {-1, 1, 400}) {
     const auto transport = whole_world();
-    const std::string text = all_reduce_bytes(*transport, world_rank() == 2 ? kSmall + more : kSmall);
+    const std::string text = exchange_bytes(*transport, world_rank() == 2 ? kSmall + more : kSmall);
     EXPECT_NE(text, "") << more;
     EXPECT_GE(count_ranks(text.find(" bytes, which fit nothing here") != std::string::npos), 1) << text;
   }
@@ -139,8 +143,8 @@ TEST(MpiTransport, AbortReachesRanksThatWaitAndRanksThatComeLater) {
     if (world_rank() == 3) {
       std::this_thread::sleep_for(kShortTimeout);
     }
-    EXPECT_EQ(all_reduce_bytes(*transport, count), "test all-reduce: aborted by rank 1");
-    EXPECT_EQ(all_reduce_bytes(*transport, count), "test all-reduce: aborted by rank 1") << "for good";
+    EXPECT_EQ(exchange_bytes(*transport, count), "test all-to-all: aborted by rank 1");
+    EXPECT_EQ(exchange_bytes(*transport, count), "test all-to-all: aborted by rank 1") << "for good";
     MPI_Barrier(MPI_COMM_WORLD);
   }
 }
@@ -152,7 +156,7 @@ TEST(MpiTransport, AbortFromAnotherThreadEndsAWait) {
       std::this_thread::sleep_for(milliseconds(50));
       transport->abort();
     });
-    EXPECT_EQ(all_reduce_bytes(*transport), "test all-reduce: aborted by rank 0");
+    EXPECT_EQ(exchange_bytes(*transport), "test all-to-all: aborted by rank 0");
     aborter.join();
   }
   MPI_Barrier(MPI_COMM_WORLD);
@@ -164,7 +168,7 @@ TEST(MpiTransport, AnOperationThatNobodyWaitsForFailsOnEveryRank) {
   const Buffer all{data.data(), kSmall * kWorldSize, DataType::kByte};
   if (world_rank() == 2) {
     transport->all_gather(all.part(2, kSmall), all, {}).reset();
-    EXPECT_EQ(all_reduce_bytes(*transport), "test all-reduce: an operation was given up before its end");
+    EXPECT_EQ(exchange_bytes(*transport), "test all-to-all: an operation was given up before its end");
   } else {
     const std::string text = test::error_of<TransportError>([&] {
       transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();

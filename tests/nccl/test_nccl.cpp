@@ -141,11 +141,11 @@ TEST(Nccl, ReduceScatterSumsInTheTypeAndFloat16IsDividedFirst) {
   });
 }
 
-TEST(Nccl, HasNoBitwiseOr) {
+TEST(Nccl, PassOnGoesToTheNextRank) {
   run_ranks("1x4", [](GpuRank& self) {
-    const Buffer bytes = self.put(Array(9, DataType::kByte));
-    EXPECT_EQ(test::error_of([&] { self.tiers.intra->all_reduce(bytes, ReduceOp::kBitOr, {}); }),
-              "intra tier, rank " + std::to_string(self.rank) + ": NCCL has no bitwise or");
+    const Buffer arrived = self.put(Array(5, DataType::kFloat32));
+    self.tiers.intra->pass_on(self.put(input_of(self.rank, 5, DataType::kFloat32)), arrived, {})->wait();
+    EXPECT_EQ(self.get(arrived), input_of((self.rank + 3) % 4, 5, DataType::kFloat32).values());
   });
 }
 
@@ -167,7 +167,7 @@ TEST(Nccl, TrafficIsWhatGoesToOtherRanks) {
       check(40);
       tier->all_to_all(whole, self.put(Array(2 * 10, DataType::kFloat32)), {});
       check(40);
-      tier->all_reduce(part, ReduceOp::kSum, {});
+      tier->pass_on(part, self.put(Array(10, DataType::kFloat32)), {});
       check(40);
       self.get(whole);
     }
@@ -185,8 +185,10 @@ TEST(Nccl, RefusesWrongSizesAndTypes) {
     EXPECT_THROW(tier.all_to_all(three, three, {}), Error);
     EXPECT_THROW(tier.all_gather(three, eight, {}), Error);
     EXPECT_THROW(tier.all_gather(wide, eight, {}), Error);
-    tier.all_reduce(three, ReduceOp::kSum, {})->wait();  // it is still of use
-    self.get(three);
+    EXPECT_THROW(tier.pass_on(three, eight, {}), Error);
+    const Buffer arrived = self.put(Array(3, DataType::kFloat32));
+    tier.pass_on(three, arrived, {})->wait();  // it is still of use
+    self.get(arrived);
   });
 }
 
@@ -194,14 +196,15 @@ TEST(Nccl, OperationsAfterAnAbortFail) {
   run_ranks("1x4", [](GpuRank& self) {
     Transport& tier = *self.tiers.intra;
     const Buffer data = self.put(Array(8, DataType::kFloat32));
+    const Buffer arrived = self.put(Array(8, DataType::kFloat32));
     std::thread([&] { tier.abort(); }).join();
     tier.abort();
     const std::string expected = "intra tier, rank " + std::to_string(self.rank) + ": aborted";
-    EXPECT_EQ(test::error_of([&] { tier.all_reduce(data, ReduceOp::kSum, {}); }), expected);
+    EXPECT_EQ(test::error_of([&] { tier.pass_on(data, arrived, {}); }), expected);
     EXPECT_EQ(test::error_of([&] { tier.begin_group(); }), expected);
     EXPECT_EQ(test::error_of([&] { tier.throw_if_failed(); }), expected);
     self.tiers.gather_intra->throw_if_failed();
-    self.tiers.gather_intra->all_reduce(data, ReduceOp::kSum, {})->wait();  // another tier
+    self.tiers.gather_intra->pass_on(data, arrived, {})->wait();  // another tier
     self.get(data);
   });
 }
@@ -209,13 +212,14 @@ TEST(Nccl, OperationsAfterAnAbortFail) {
 TEST(Nccl, AnAbortInAGroupLeavesOtherTiersOfTheThreadUsable) {
   run_ranks("1x4", [](GpuRank& self) {
     const Buffer data = self.put(Array(8, DataType::kFloat32));
+    const Buffer arrived = self.put(Array(8, DataType::kFloat32));
     self.tiers.intra->begin_group();
     self.tiers.intra->abort();
-    EXPECT_THROW(self.tiers.intra->all_reduce(data, ReduceOp::kSum, {}), TransportError);
+    EXPECT_THROW(self.tiers.intra->pass_on(data, arrived, {}), TransportError);
     self.tiers.intra->end_group();
-    const Buffer sums = self.put(input_of(self.rank, 5, DataType::kFloat32));
-    self.tiers.gather_intra->all_reduce(sums, ReduceOp::kSum, {})->wait();
-    EXPECT_EQ(self.get(sums)[3], sum_of_elements(3));
+    const Buffer sent = self.put(input_of(self.rank, 8, DataType::kFloat32));
+    self.tiers.gather_intra->pass_on(sent, arrived, {})->wait();
+    EXPECT_EQ(self.get(arrived), input_of((self.rank + 3) % 4, 8, DataType::kFloat32).values());
   });
 }
 
@@ -226,7 +230,8 @@ TEST(NcclStandIn, AnErrorOfAnEarlierOperationIsThrownByTheNextCallAndBesideCalls
   std::barrier<> everybody(kRanks);  // it fails the communicators of all ranks, which are threads here
   run_ranks("2x2", [&](GpuRank& self) {
     const Buffer data = self.put(Array(8, DataType::kFloat32));
-    self.tiers.inter->all_reduce(data, ReduceOp::kSum, {})->wait();
+    const Buffer arrived = self.put(Array(8, DataType::kFloat32));
+    self.tiers.inter->pass_on(data, arrived, {})->wait();
     self.get(data);
     everybody.arrive_and_wait();
     fail(kInterMaxCtas);
@@ -234,7 +239,7 @@ TEST(NcclStandIn, AnErrorOfAnEarlierOperationIsThrownByTheNextCallAndBesideCalls
         "inter tier, rank " + std::to_string(self.rank) +
         ": an earlier operation: remote error of the fake NCCL: a failure that a test asked for";
     EXPECT_EQ(test::error_of([&] { self.tiers.inter->throw_if_failed(); }), expected);
-    EXPECT_EQ(test::error_of([&] { self.tiers.inter->all_reduce(data, ReduceOp::kSum, {}); }), expected);
+    EXPECT_EQ(test::error_of([&] { self.tiers.inter->pass_on(data, arrived, {}); }), expected);
     self.tiers.intra->throw_if_failed();
     self.tiers.inter->abort();
     self.tiers.gather_inter->abort();

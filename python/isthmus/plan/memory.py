@@ -152,10 +152,10 @@ def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
 
 
 def _flat_bytes(wire: WireOptions, call: Collective, lossy: bool) -> int:
-    """A single tier: the sum, or all owners' indexes and sketches, a summed sketch, and one chunk in float32."""
+    """A single tier: the sum, or all owners' indexes and sketches, one more index that arrives, and a summed sketch."""
     num_ranks, chunk = len(call.ranks), call.chunk_elements
     if not lossy:
         return chunk * max(call.element_bytes, _FLOAT_BYTES)
     shape = sketch_shape(chunk, wire)
     index_bytes = shape.index_bytes * wire.index_bits
-    return num_ranks * (index_bytes + shape.sketch_bytes) + shape.sketch_bytes + chunk * _FLOAT_BYTES
+    return (num_ranks + 1) * (index_bytes + shape.sketch_bytes)

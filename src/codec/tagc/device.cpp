@@ -16,19 +16,6 @@ using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
 using kernels::TagcShape;
 
-// num_keys: how many packets have keys; num_tables: how many are peeled at once.
-kernels::SlabScratch carve_slabs(Carver& carver, const TagcShape& shape, int64_t num_keys, int64_t num_tables) {
-  const int64_t slabs = kernels::num_slabs(shape);
-  kernels::SlabScratch scratch = {};
-  scratch.keys = carver.take<uint32_t>(num_keys * slabs * kernels::slab_words(shape));
-  scratch.left = carver.take<uint32_t>(slabs);
-  if (!kernels::tables_fit_shared(shape)) {
-    scratch.tables = carver.take<uint32_t>(num_tables * slabs * kernels::table_words(shape));
-  }
-  carver.align();
-  return scratch;
-}
-
 // Plans the sample that guesses the threshold's bound: a sixteenth of the piece, but 64 to 1024 runs of 16 neighbours.
 // The bound allows six standard deviations above the expected number of kept elements, because neighbours are alike.
 void plan_sample(TagcEncodeJob& job) {
@@ -43,6 +30,18 @@ void plan_sample(TagcEncodeJob& job) {
 }
 
 }  // namespace
+
+kernels::SlabScratch carve_slabs(Carver& carver, const TagcShape& shape, int64_t num_keys, int64_t num_tables) {
+  const int64_t slabs = kernels::num_slabs(shape);
+  kernels::SlabScratch scratch = {};
+  scratch.keys = carver.take<uint32_t>(num_keys * slabs * kernels::slab_words(shape));
+  scratch.left = carver.take<uint32_t>(slabs);
+  if (!kernels::tables_fit_shared(shape)) {
+    scratch.tables = carver.take<uint32_t>(num_tables * slabs * kernels::table_words(shape));
+  }
+  carver.align();
+  return scratch;
+}
 
 // Fills in what jobs of encoding and of decoding share.
 template <typename Job>

@@ -9,6 +9,9 @@
 
 namespace isthmus {
 
+// num_keys: how many packets have keys; num_tables: how many are peeled at once.
+kernels::SlabScratch carve_slabs(Carver& carver, const kernels::TagcShape& shape, int64_t num_keys, int64_t num_tables);
+
 // A JobMaker (device_jobs.h). All sizes follow from the number of elements and the options. Packets, residuals and
 // sums have the bits of TagcCodec's, except for which NaN a sum is. Pieces are float32, bfloat16 or float16, and are
 // encoded as if widened to float32; above kMaxDeviceElements they throw Error. Residuals and sums are float32. Packets
@@ -24,16 +27,18 @@ class TagcDevice : public DeviceJobs<TagcDevice> {
   int64_t packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
   static bool keeps_residual() { return true; }
 
+  // Also for the single-tier form.
+  kernels::TagcEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
+  static void carve(Carver& carver, kernels::TagcEncodeJob& job);
+
  private:
   friend class DeviceJobs<TagcDevice>;
 
   template <typename Job>
   Job plan(int64_t num_elements, PacketContext context) const;
-  kernels::TagcEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
   kernels::TagcDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
   static void check(const DeviceEncode& encode, int64_t packet_bytes);
   static void check(const DeviceDecode& decode, int64_t packet_bytes);
-  static void carve(Carver& carver, kernels::TagcEncodeJob& job);
   static void carve(Carver& carver, kernels::TagcDecodeJob& job);
 
   TagcSettings settings_;

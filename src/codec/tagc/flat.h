@@ -3,41 +3,65 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "codec/tagc/settings.h"
 #include "isthmus/codec.h"
-#include "isthmus/transport.h"
+#include "isthmus/device.h"
 
 namespace isthmus {
 
+// What one rank encodes: a chunk for each owner, equally long, one after another; and where to.
+struct FlatChunks {
+  int num_chunks;
+  ConstBuffer gradient;  // float32, or a 16-bit type, which is encoded as if widened
+  Buffer residuals;      // float32, as the gradient; updated in place
+  Buffer indexes;        // kByte, index_bytes() of each chunk; overwritten
+  Buffer sketches;       // float32, sketch_elements() of each chunk; overwritten
+
+  int64_t chunk_elements() const { return gradient.num_elements / num_chunks; }
+};
+
 // Its only state is its settings and scratch memory, so each thread needs its own object. Its output has no header,
-// because reductions merge index and sketch. Ranks must agree on options, sizes and PacketContext.
+// because reductions merge index and sketch. Ranks must agree on options, sizes and PacketContext. A GPU's gives the
+// bits of the CPU's, except for which NaN a cell is; it counts on the device, and no graph can capture it: the seed of
+// each step is part of what is enqueued.
 class TagcFlat {
  public:
   // Uses ratio, sparsity and index_bits. Throws OptionError if one is out of its range, if index_bits is 4 with more
   // than 15 ranks (counts would overflow), if error_feedback is off, and for what a single tier does not support: cells
   // other than fp32, which alone can be summed, and rows by load.
-  TagcFlat(const Options& options, int world_size, TagcLimits limits = {});
+  TagcFlat(const Options& options, int world_size, TagcLimits limits);
+  virtual ~TagcFlat() = default;
 
   // The sizes of one shard's index and sketch (float32 elements). Both are multiples of 8 bytes.
   int64_t index_bytes(int64_t shard_elements) const;
   int64_t sketch_elements(int64_t shard_elements) const;
 
-  // Encodes one chunk (float32, one owner's shard) of this rank. index (kByte, index_bytes) and sketch (float32,
-  // sketch_elements) are overwritten; residual (float32, as the chunk) is updated in place.
-  CodecCounts encode(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch, PacketContext context);
+  // What a Workspace must hold.
+  virtual int64_t encode_scratch_bytes(const FlatChunks& chunks) const = 0;
+  virtual int64_t decode_scratch_bytes(int64_t shard_elements) const = 0;
 
-  // How indexes are all-reduced: 1 bit by kBitOr, 4 bits by kSum of bytes with two counts each. Sketches are summed.
-  ReduceOp index_op() const;
+  virtual CodecCounts encode(const FlatChunks& chunks, PacketContext context, Workspace workspace) = 0;
+
+  // Merges the index of one shard with that of other ranks: 1 bit by bitwise or, 4 bits by adding counts. Sketches are
+  // summed.
+  virtual void merge(ConstBuffer arrived, Buffer index, Stream stream) = 0;
 
   // Decodes the merged index and the summed sketch of this rank's shard into `out` (float32, overwritten), and consumes
   // the sketch. Elements that do not peel are estimated and counted. An element that was NaN or Inf on any rank is NaN.
-  CodecCounts decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context);
+  virtual CodecCounts decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context,
+                             Workspace workspace) = 0;
 
- private:
+ protected:
+  // Throw Error for wrong types and sizes.
+  void check(const FlatChunks& chunks) const;
+  void check(ConstBuffer merged_index, ConstBuffer summed_sketch, ConstBuffer out) const;
+
   TagcSettings settings_;
   int64_t index_bits_;
-  TagcScratch scratch_;
 };
+
+std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, int world_size, Device& device);
 
 }  // namespace isthmus

@@ -5,60 +5,80 @@
 namespace isthmus {
 
 void FlatPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
-  const Buffer sum = plan.tagc_flat != nullptr ? sum_tagc(run, plan, gradient, shard) : sum_plainly(run, gradient);
-  convert_scaled(sum, plan.scale, shard);
+  if (plan.tagc_flat != nullptr) {
+    const bool fits = shard.dtype == DataType::kFloat32;
+    const Buffer sum = fits ? shard : run.take(shard.num_elements, DataType::kFloat32);
+    sum_tagc(run, plan, gradient, sum);
+    device_.convert_scaled(sum, plan.scale, shard, run.tail());
+    return;
+  }
+  const SumType type = sum_type(gradient.dtype);
+  const Buffer sum = run.take(shard.num_elements, type.dtype);
+  sum_plainly(run, gradient, sum);
+  run.admit_output(Lane::kDecode);
+  run.enter(Lane::kDecode);
+  device_.convert_scaled(sum, plan.scale * type.divisor, shard, run.tail());
 }
 
-Buffer FlatPath::sum_plainly(Run& run, ConstBuffer gradient) const {
-  const Buffer sum = run.take(gradient.num_elements / tiers_.world_size(), accumulate_dtype(gradient.dtype));
+// A group of one rank has no flat tier.
+SumType FlatPath::sum_type(DataType dtype) const {
+  return tiers_.world_size() == 1 ? SumType{accumulate_dtype(dtype)} : tiers_.flat().sum_type(dtype);
+}
+
+void FlatPath::sum_plainly(Run& run, ConstBuffer gradient, Buffer sum) const {
   const Step step(run, "flat reduce-scatter", Lane::kInter, &CollectiveStats::exchange_s);
   if (tiers_.world_size() == 1) {
-    convert(gradient, sum);
+    device_.convert(gradient, sum, run.tail());
   } else {
     tiers_.flat().reduce_scatter(gradient, sum, run.tail())->wait(run.tail());
   }
-  return sum;
 }
 
 // The paper's algorithm: supports are merged by collectives over all ranks, and the owner decodes the sum.
-Buffer FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
+void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer sum) const {
   TagcFlat& tagc_flat = *plan.tagc_flat;
   const int num_ranks = tiers_.world_size();
-  const int64_t chunk_elements = gradient.num_elements / num_ranks;
-  const int64_t index_bytes = tagc_flat.index_bytes(chunk_elements);
-  const int64_t sketch_elements = tagc_flat.sketch_elements(chunk_elements);
+  const int64_t index_bytes = tagc_flat.index_bytes(sum.num_elements);
+  const int64_t sketch_elements = tagc_flat.sketch_elements(sum.num_elements);
   PacketContext context = {plan.hash, plan.step};
   context.guard = plan.unit->pieces.guard.get();
-  const Buffer indexes = run.take(num_ranks * index_bytes, DataType::kByte);
-  const Buffer sketches = run.take(num_ranks * sketch_elements, DataType::kFloat32);
+  const FlatChunks chunks = {.num_chunks = num_ranks,
+                             .gradient = gradient,
+                             .residuals = plan.unit->pieces.values,
+                             .indexes = run.take(num_ranks * index_bytes, DataType::kByte),
+                             .sketches = run.take(num_ranks * sketch_elements, DataType::kFloat32)};
   const Buffer summed_sketch = run.take(sketch_elements, DataType::kFloat32);
   {
     const Step step(run, "encode", Lane::kEncode, &CollectiveStats::encode_s);
-    const Buffer chunk32 = run.take(chunk_elements, DataType::kFloat32);
-    for (int owner = 0; owner < num_ranks; ++owner) {
-      ConstBuffer chunk = gradient.part(owner, chunk_elements);
-      if (chunk.dtype != DataType::kFloat32) {
-        convert(chunk, chunk32);
-        chunk = chunk32;
-      }
-      run.codec_counts +=
-          tagc_flat.encode(chunk, plan.unit->pieces.values.part(owner, chunk_elements),
-                           indexes.part(owner, index_bytes), sketches.part(owner, sketch_elements), context);
-    }
+    run.codec_counts += tagc_flat.encode(chunks, context, run.workspace(tagc_flat.encode_scratch_bytes(chunks)));
     coder_.guard(run, plan, plan.unit->pieces);
   }
-  {
-    const Step step(run, "flat index all-reduce", Lane::kInter, &CollectiveStats::exchange_s);
-    tiers_.flat().all_reduce(indexes, tagc_flat.index_op(), run.tail())->wait(run.tail());
-  }
+  merge_indexes(run, tagc_flat, chunks.indexes);
   {
     const Step step(run, "flat sketch reduce-scatter", Lane::kInter, &CollectiveStats::exchange_s);
-    tiers_.flat().reduce_scatter(sketches, summed_sketch, run.tail())->wait(run.tail());
+    tiers_.flat().reduce_scatter(chunks.sketches, summed_sketch, run.tail())->wait(run.tail());
   }
+  run.admit_output(Lane::kDecode);
   const Step step(run, "decode", Lane::kDecode, &CollectiveStats::decode_s);
-  const Buffer sum = shard.dtype == DataType::kFloat32 ? shard : run.take(chunk_elements, DataType::kFloat32);
-  run.codec_counts += tagc_flat.decode(indexes.part(tiers_.rank(), index_bytes), summed_sketch, sum, context);
-  return sum;
+  run.codec_counts += tagc_flat.decode(chunks.indexes.part(tiers_.rank(), index_bytes), summed_sketch, sum, context,
+                                       run.workspace(tagc_flat.decode_scratch_bytes(sum.num_elements)));
+}
+
+// The paper's all-reduce. It is spelled out because NCCL has no bitwise or: part p begins at rank p + 1, and collects
+// every rank's marks on its way around the ring to rank p; then all parts are gathered.
+void FlatPath::merge_indexes(Run& run, TagcFlat& tagc_flat, Buffer indexes) const {
+  const Step step(run, "flat index all-reduce", Lane::kInter, &CollectiveStats::exchange_s);
+  const int num_ranks = tiers_.world_size();
+  const int64_t index_bytes = indexes.num_elements / num_ranks;
+  const auto part = [&](int distance) {
+    return indexes.part((tiers_.rank() + num_ranks - distance) % num_ranks, index_bytes);
+  };
+  const Buffer arrived = run.take(index_bytes, DataType::kByte);
+  for (int distance = 1; distance < num_ranks; ++distance) {
+    tiers_.flat().pass_on(part(distance), arrived, run.tail())->wait(run.tail());
+    tagc_flat.merge(arrived, part(distance + 1), run.tail());
+  }
+  tiers_.flat().all_gather(part(0), indexes, run.tail())->wait(run.tail());
 }
 
 }  // namespace isthmus

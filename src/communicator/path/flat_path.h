@@ -1,4 +1,4 @@
-// The single-tier baseline (tiers=flat), on the CPU alone. See docs/algorithms.md, "Single tier".
+// The single-tier baseline (tiers=flat). See docs/algorithms.md, "Single tier".
 #pragma once
 
 #include "communicator/path/two_tier_path.h"
@@ -13,8 +13,10 @@ class FlatPath final : public TwoTierPath {
   void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const override;
 
  private:
-  Buffer sum_plainly(Run& run, ConstBuffer gradient) const;
-  Buffer sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const;
+  SumType sum_type(DataType dtype) const;
+  void sum_plainly(Run& run, ConstBuffer gradient, Buffer sum) const;
+  void sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer sum) const;
+  void merge_indexes(Run& run, TagcFlat& tagc_flat, Buffer indexes) const;
 };
 
 }  // namespace isthmus

@@ -156,13 +156,15 @@ const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
   return why_policy_is_exact(options_, key.name, key.num_elements);
 }
 
-// Refuses what a graph would repeat at every replay: a new unit, whose residual would begin with zeros, and a unit with
-// a new scale, whose residual would be scaled.
+// Refuses what a graph would repeat at every replay: a new unit, whose residual would begin with zeros, a unit with a
+// new scale, whose residual would be scaled, and a step in a single tier, which seeds its sketch.
 void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) const {
   if (device_.capture(caller) == 0 || exact_reason(reduction) != nullptr) {
     return;
   }
   const UnitKey& key = reduction.unit;
+  ISTHMUS_CHECK(Error, !flat(), "unit \"", key.name,
+                "\" is captured into a graph: expected tiers=\"two\", not \"flat\"");
   const Unit* unit = units_.find(key);
   const auto first_steps = static_cast<uint64_t>(options_.dense_steps);
   ISTHMUS_CHECK(Error, unit == nullptr || steps_in(unit->step) >= first_steps, "unit \"", key.name,
@@ -243,7 +245,7 @@ Codec& ReductionPlanner::plain_codec(DataType dtype, int num_summands) {
 TagcFlat& ReductionPlanner::tagc_flat(const Options& settings) {
   std::unique_ptr<TagcFlat>& tagc_flat = tagc_flat_[settings.codec_settings()];
   if (tagc_flat == nullptr) {
-    tagc_flat = std::make_unique<TagcFlat>(settings, tiers_.world_size());
+    tagc_flat = make_tagc_flat(settings, tiers_.world_size(), device_);
   }
   return *tagc_flat;
 }

@@ -499,7 +499,8 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   NcclTiers nccl;
   if (group_.two_tier()) {
     nccl = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
-                                meet_at(parts_.store, timeout), timeout);
+                                meet_at(parts_.store, timeout), timeout,
+                                /*with_flat=*/group_.options.tiers == "flat");
   }
   const auto communicator =
       std::make_shared<Communicator>(group_.map, group_.rank, nccl.as_tiers(), group_.options, gpu_device);

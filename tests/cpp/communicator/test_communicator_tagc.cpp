@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/tagc/flat.h"
+#include "codec/tagc/flat_host.h"
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
@@ -104,7 +104,7 @@ TEST(CommunicatorTagc, FlatPayloadIsIndexAndSketchAroundTheRing) {
   const NodeMap map = NodeMap::parse("2x2", 4);
   World world(map, options);
   world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, nullptr);
-  const TagcFlat codec(options, 4);
+  const TagcFlatOnHost codec(options, 4);
   // Multiples of 8: the ring's parts are equal.
   const int64_t index = 2 * 3 * codec.index_bytes(kChunk);
   const int64_t sketch = 3 * codec.sketch_elements(kChunk) * 4;

@@ -24,6 +24,9 @@ using kernels::EncodeJobBase;
 using kernels::QuantEncodeJob;
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
+using kernels::TagcFlatDecodeJob;
+using kernels::TagcFlatEncodeJob;
+using kernels::TagcFlatMergeJob;
 using kernels::WeightDecodeJob;
 using kernels::WeightEncodeJob;
 
@@ -59,6 +62,10 @@ class Translate {
   void shared(DecodeJobBase& job) const {
     all(job.context, job.packets, job.own, job.out, job.sum, job.state, job.parts, job.counted);
   }
+  void shared(TagcFlatMergeJob& job) const { all(job.arrived, job.index); }
+  void shared(TagcFlatDecodeJob& job) const {
+    all(job.wire_index, job.cells, job.out, job.counts, job.rows, job.slabs, job.keys_before);
+  }
   void shared(WeightEncodeJob& job) const {
     all(job.before, job.shard, job.replica, job.sent, job.areas, job.coded, job.block_bytes, job.places, job.parts,
         job.replica_parts, job.state);
@@ -70,9 +77,15 @@ class Translate {
   // Parts that one codec alone has.
   void own(EncodeJobBase& /*job*/) const {}
   void own(DecodeJobBase& /*job*/) const {}
+  void own(TagcFlatMergeJob& /*job*/) const {}
+  void own(TagcFlatDecodeJob& /*job*/) const {}
   void own(WeightEncodeJob& /*job*/) const {}
   void own(WeightDecodeJob& /*job*/) const {}
   void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
+  void own(TagcFlatEncodeJob& job) const {
+    own(static_cast<TagcEncodeJob&>(job));
+    all(job.wire_index, job.cells);
+  }
   void own(TagcDecodeJob& job) const { all(job.found, job.rows, job.cells, job.slabs); }
 
  private:
@@ -138,9 +151,24 @@ void add_uses(const WeightDecodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes_parts(job.parts, job.num_nodes));
 }
 
+void add_uses(const TagcFlatMergeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(reads(job.arrived, 8 * job.num_words));
+  uses.push_back(writes(job.index, 8 * job.num_words));
+}
+
+void add_uses(const TagcFlatDecodeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()));
+  uses.push_back(writes(job.cells, job.shape.sketch_bytes()));
+  uses.push_back(writes(job.out, 4 * job.shape.num_elements));
+  uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
+  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
+}
+
 // What passes of one codec use besides.
 void add_own_uses(const EncodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 void add_own_uses(const DecodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
+void add_own_uses(const TagcFlatMergeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
+void add_own_uses(const TagcFlatDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 void add_own_uses(const WeightEncodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 void add_own_uses(const WeightDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 
@@ -153,6 +181,11 @@ void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
   uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
 }
+void add_own_uses(const TagcFlatEncodeJob& job, std::vector<MemoryUse>& uses) {
+  add_own_uses(static_cast<const TagcEncodeJob&>(job), uses);
+  uses.push_back(writes(job.wire_index, 8 * job.index_bits * job.shape.index_words()));
+  uses.push_back(writes(job.cells, job.shape.sketch_bytes()));
+}
 void add_own_uses(const TagcDecodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes(job.found, 4 * job.num_places()));
   uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
@@ -164,6 +197,9 @@ const char* name_of(const QuantEncodeJob& /*job*/) { return "encode quant"; }
 const char* name_of(const kernels::QuantDecodeJob& /*job*/) { return "decode quant"; }
 const char* name_of(const TagcEncodeJob& /*job*/) { return "encode tagc"; }
 const char* name_of(const TagcDecodeJob& /*job*/) { return "decode tagc"; }
+const char* name_of(const TagcFlatEncodeJob& /*job*/) { return "encode flat tagc"; }
+const char* name_of(const TagcFlatMergeJob& /*job*/) { return "merge flat tagc"; }
+const char* name_of(const TagcFlatDecodeJob& /*job*/) { return "decode flat tagc"; }
 const char* name_of(const WeightEncodeJob& /*job*/) { return "encode weights"; }
 const char* name_of(const WeightDecodeJob& /*job*/) { return "decode weights"; }
 

@@ -167,9 +167,13 @@ HandlePtr EmulatedTransport::all_gather_uneven(ConstBuffer in, const std::vector
                [this, from = gpu_->memory().behind(in), to] { tier_->all_gather_uneven(from, to, {})->wait(); });
 }
 
-HandlePtr EmulatedTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {
-  return start(stream, "all-reduce", {writes(data)},
-               [this, values = gpu_->memory().behind(data), op] { tier_->all_reduce(values, op, {})->wait(); });
+HandlePtr EmulatedTransport::pass_on(ConstBuffer in, Buffer out, Stream stream) {
+  traffic_.sent_bytes += in.bytes();
+  traffic_.inter_node_sent_bytes += between_nodes_ ? in.bytes() : 0;
+  return start(stream, "pass-on", {reads(in), writes(out)},
+               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
+                 tier_->pass_on(from, to, {})->wait();
+               });
 }
 
 }  // namespace isthmus::test

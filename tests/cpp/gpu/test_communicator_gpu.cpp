@@ -66,8 +66,15 @@ TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
   }
 }
 
+std::vector<Options> lossy_options_of_both_tiers() {
+  std::vector<Options> all = test::every_lossy_options();
+  all.push_back(lossy_options());
+  all.back().tiers = "flat";
+  return all;
+}
+
 class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(lossy_options_of_both_tiers()),
                          test::name_of_codec);
 
 // Where one stream is slow, whatever should wait for it and does not comes too early.
@@ -152,22 +159,32 @@ TEST_P(EveryLossyCodecOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions)
   }
 }
 
-TEST(CommunicatorOnGpu, ASingleTierIsForTheCpu) {
-  Options options = lossy_options();
-  options.tiers = "flat";
-  EXPECT_THROW(GpuWorld(NodeMap::parse("2x1", 2), options), OptionError);
+TEST_P(GpuOnEveryMap, ASingleTierIsThatOfTheCpu) {
+  for (const int64_t index_bits : {1, 4}) {
+    Options options = lossy_options();
+    options.tiers = "flat";
+    options.index_bits = index_bits;
+    GpuWorld world(GetParam(), options);
+    World cpu(GetParam(), options);
+    expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 2), /*in_flight=*/7);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      test::expect_equal_stats(*world.ranks[rank].communicator, *cpu.ranks[rank]);
+    }
+  }
 }
 
-// Where the node's sums are taken in the type of the gradient: what it may add to the bound of docs/algorithms.md.
-double bound_like_nccl(const NodeMap& map, DataType dtype, double scale, double sum, double magnitudes) {
-  const double roundings = map.ranks_per_node() * test::unit_roundoff(dtype) * 1.1;
-  const double divided = dtype == DataType::kFloat16 ? map.world_size() * map.ranks_per_node() * 0x1p-23 : 0;
+// Where sums of so many ranks are taken in the type of the gradient: what it may add to the bound of
+// docs/algorithms.md.
+double bound_like_nccl(const NodeMap& map, int num_ranks, DataType dtype, double scale, double sum, double magnitudes) {
+  const double roundings = num_ranks * test::unit_roundoff(dtype) * 1.1;
+  const double divided = dtype == DataType::kFloat16 ? map.world_size() * num_ranks * 0x1p-23 : 0;
   return test::exact_path_bound(map, dtype, scale, sum, magnitudes) +
          std::fabs(scale) * (roundings * magnitudes + divided);
 }
 
-TEST_P(GpuOnEveryMap, SumsLikeNcclStayWithinTheirBound) {
-  GpuWorld world(GetParam(), exact_options(), GpuSettings{.sums = Sums::kLikeNccl});
+void expect_sums_like_nccl(const NodeMap& map, const Options& options) {
+  GpuWorld world(map, options, GpuSettings{.sums = Sums::kLikeNccl});
+  const int num_ranks = options.tiers == "flat" ? map.world_size() : map.ranks_per_node();
   for (const DataType dtype : kFloatingTypes) {
     const int64_t elements = 100 * world.size();
     std::vector<Call> calls = {{Collective::kReduceScatter, elements, dtype, 0.5},
@@ -190,12 +207,19 @@ TEST_P(GpuOnEveryMap, SumsLikeNcclStayWithinTheirBound) {
       const std::vector<double> shard = results[rank][0].values();
       for (size_t i = 0; i < shard.size(); ++i) {
         const size_t whole = static_cast<size_t>(rank) * shard.size() + i;
-        const double bound = bound_like_nccl(world.map, dtype, 0.5, sum[whole], magnitudes[whole]);
+        const double bound = bound_like_nccl(map, num_ranks, dtype, 0.5, sum[whole], magnitudes[whole]);
         ASSERT_NEAR(shard[i], 0.5 * sum[whole], bound) << to_string(dtype);
         ASSERT_NEAR(reduced[whole], 0.5 * sum[whole], bound) << to_string(dtype);
       }
     }
   }
+}
+
+TEST_P(GpuOnEveryMap, SumsLikeNcclStayWithinTheirBound) {
+  Options options = exact_options();
+  expect_sums_like_nccl(GetParam(), options);
+  options.tiers = "flat";
+  expect_sums_like_nccl(GetParam(), options);
 }
 
 TEST(CommunicatorOnGpu, AverageOfLargeFloat16ValuesDoesNotOverflowLikeNccl) {

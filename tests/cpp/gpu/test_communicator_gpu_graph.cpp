@@ -195,6 +195,23 @@ TEST_F(UnitInGraph, ANewUnitIsRefused) {
   synchronize();
 }
 
+// Every replay would have the seed of one step.
+TEST(GraphOfASingleTier, IsRefused) {
+  Options options = lossy_options();
+  options.tiers = "flat";
+  GpuWorld world(NodeMap::parse("2x1", 2), options);
+  const GpuWorld::Rank& rank = world.ranks[0];
+  const test::DeviceArray gradient(*rank.gpu, 200, kFloat32);
+  const test::DeviceArray shard(*rank.gpu, 100, kFloat32);
+  rank.gpu->begin_capture(rank.stream);
+  EXPECT_EQ(
+      test::error_of([&] {
+        rank.communicator->reduce_scatter(gradient.buffer(), shard.buffer(), {{"unit", 200, kFloat32}}, rank.stream);
+      }),
+      "unit \"unit\" is captured into a graph: expected tiers=\"two\", not \"flat\"");
+  rank.gpu->end_capture(rank.stream);
+}
+
 // Every replay would scale the residual once more.
 TEST_F(UnitInGraph, AnotherScaleIsRefused) {
   reduce_on_both(0.5);

@@ -60,6 +60,7 @@ inline void expect_equal_stats(Communicator& on_gpu, Communicator& on_cpu) {
   EXPECT_EQ(gpu.codec.encoded_elements, cpu.codec.encoded_elements);
   EXPECT_EQ(gpu.codec.kept_elements, cpu.codec.kept_elements);
   EXPECT_EQ(gpu.codec.held_back_elements, cpu.codec.held_back_elements);
+  EXPECT_EQ(gpu.codec.estimated_elements, cpu.codec.estimated_elements);
   EXPECT_EQ(gpu.codec.non_finite_blocks, cpu.codec.non_finite_blocks);
   EXPECT_EQ(gpu.codec.spikes, cpu.codec.spikes);
   EXPECT_EQ(gpu.compressed_calls, cpu.compressed_calls);

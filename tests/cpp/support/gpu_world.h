@@ -62,6 +62,7 @@ class GpuWorld {
     std::shared_ptr<EmulatedTransport> inter;
     std::shared_ptr<EmulatedTransport> gather_intra;
     std::shared_ptr<EmulatedTransport> gather_inter;
+    std::shared_ptr<EmulatedTransport> flat;
     std::unique_ptr<Communicator> communicator;
   };
 
@@ -88,6 +89,9 @@ class GpuWorld {
       if (settings.gather_tiers) {
         tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
         tiers.gather_inter = rank.gather_inter = enqueued(on_streams.gather_inter, true);
+      }
+      if (options.tiers == "flat") {
+        tiers.flat = rank.flat = enqueued(on_streams.flat, true);
       }
       rank.communicator = std::make_unique<Communicator>(map, r, tiers, options, rank.gpu);
     }

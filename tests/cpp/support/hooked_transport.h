@@ -15,7 +15,7 @@ namespace isthmus::test {
 
 // Passes everything on. before(operation, in) runs before an operation, after(operation, out) when it is done;
 // operation is "reduce_scatter", "all_to_all", "all_gather", "all_gather_uneven" (`out`: of
-// one other rank) or "all_reduce". Either may be empty, and either may throw. on_abort() runs before an abort().
+// one other rank) or "pass_on". Either may be empty, and either may throw. on_abort() runs before an abort().
 class HookedTransport final : public Transport {
  public:
   using Before = std::function<void(const std::string& operation, ConstBuffer in)>;
@@ -42,8 +42,8 @@ class HookedTransport final : public Transport {
     const Buffer other = out[rank() == 0 ? 1 : 0];  // one of them
     return hooked("all_gather_uneven", in, other, [&] { return transport_->all_gather_uneven(in, out, stream); });
   }
-  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override {
-    return hooked("all_reduce", data, data, [&] { return transport_->all_reduce(data, op, stream); });
+  HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override {
+    return hooked("pass_on", in, out, [&] { return transport_->pass_on(in, out, stream); });
   }
   // From now on throw_if_failed() calls this, and failure_delay() returns that.
   void tell_failures(std::function<void()> throw_if_failed, std::chrono::milliseconds delay) {

@@ -67,7 +67,8 @@ inline std::vector<Options> every_options() {
   return all;
 }
 inline std::string name_of_codec(const ::testing::TestParamInfo<Options>& parameter) {
-  return parameter.param.codec + (parameter.param.error_feedback == "on" ? "_with_feedback" : "");
+  return parameter.param.codec + (parameter.param.error_feedback == "on" ? "_with_feedback" : "") +
+         (parameter.param.tiers == "flat" ? "_flat" : "");
 }
 
 using Wrap = std::function<Tiers(int rank, Tiers tiers)>;

@@ -17,9 +17,9 @@ struct Suite {
   std::string group;
   void (*check)(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 };
-const Suite kSuites[] = {{"codecs", check_codecs},     {"codecs", check_batches}, {"codecs", check_weights},
-                         {"device", check_arithmetic}, {"device", check_order},   {"device", check_faults},
-                         {"graphs", check_graphs},     {kLarge, check_large}};
+const Suite kSuites[] = {{"codecs", check_codecs},  {"codecs", check_flat},       {"codecs", check_batches},
+                         {"codecs", check_weights}, {"device", check_arithmetic}, {"device", check_order},
+                         {"device", check_faults},  {"graphs", check_graphs},     {kLarge, check_large}};
 
 }  // namespace
 

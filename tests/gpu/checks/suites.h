@@ -7,6 +7,7 @@
 namespace isthmus::gpu {
 
 void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short);
+void check_flat(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_batches(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_weights(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_arithmetic(Checks& checks, const MakeGpu& make_gpu, bool is_short);

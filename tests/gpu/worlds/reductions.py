@@ -14,6 +14,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"codec": "none"},
     "default": {},
     "tagc": {"codec": "tagc", "ratio": 4, "sparsity": 0.9},
+    "flat tagc": {"codec": "tagc", "ratio": 4, "sparsity": 0.9, "tiers": "flat"},
     "default in segments": {"segments": 4},
     "tagc in segments": {"codec": "tagc", "ratio": 4, "sparsity": 0.9, "segments": 4},
 }
@@ -67,5 +68,6 @@ def sent_bytes(group: dist.ProcessGroup) -> dict[str, dict[str, int]]:
     """Return what this rank handed to the tiers of a group, by collective and tier."""
     collectives = isthmus.stats(group)["collectives"]
     return {
-        kind: {tier: counts[tier]["sent_bytes"] for tier in ("intra", "inter")} for kind, counts in collectives.items()
+        kind: {tier: counts[tier]["sent_bytes"] for tier in ("intra", "inter", "flat")}
+        for kind, counts in collectives.items()
     }

@@ -135,12 +135,12 @@ def test_more_nodes_than_can_be_simulated_are_a_cluster(config):
 @pytest.mark.parametrize(
     ("config", "names", "on_gpu", "refused"),
     [
-        (TrainingConfig, "arms", {*GPU_ARMS}, [("cuda", "flat-tagc")]),
+        (TrainingConfig, "arms", {*GPU_ARMS}, []),
         (
             CollectivesConfig,
             "backends",
-            {"nccl", "none", "tagc", "quant"},
-            [("cuda", "gloo"), ("cuda", "flat-tagc"), ("cpu", "nccl")],
+            {"nccl", "none", "flat-tagc", "tagc", "quant"},
+            [("cuda", "gloo"), ("cpu", "nccl")],
         ),
     ],
 )

@@ -73,7 +73,7 @@ def whole_numbers(numel: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor
 def any_placement_has_the_bits_of_the_cpu(gloo: dist.ProcessGroup) -> None:
     """Whole numbers, since the CPU's sums have another order. All else: gpu.worlds.collectives."""
     source = whole_numbers(WORLD_SIZE * 3001, torch.float32)
-    for nodes, options in product(("0,2|1,3", "4x1"), CODECS.values()):
+    for nodes, options in product(("0,2|1,3", "4x1"), (*CODECS.values(), CODECS["tagc"] | {"tiers": "flat"})):
         results = []
         for device in (CPU, GPU):
             group = group_of(nodes=nodes, **options)
@@ -224,8 +224,6 @@ def another_gpu_is_refused(gloo: dist.ProcessGroup) -> None:
     with pytest.raises(ValueError, match="works on cuda:0 in this process, and got a tensor on cuda:1"):
         reduce_scatter(torch.device("cuda", 1), group)
     assert torch.equal(reduce_scatter(GPU, group).cpu(), expected.cpu())  # and it goes on
-    with pytest.raises(isthmus.OptionError, match="tiers=flat is for the CPU"):
-        reduce_scatter(GPU, group_of(**CODECS["tagc"], tiers="flat"))
 
 
 # --- units

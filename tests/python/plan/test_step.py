@@ -171,9 +171,9 @@ def test_residuals_are_those_of_the_document():
         (NONE, Kind.REDUCE_SCATTER, 2, 4, 4 * (48 + 8192)),
         (NONE, Kind.ALL_GATHER, 2, 2, 0),
         (NONE, Kind.ALL_REDUCE, 2, 4, 4 * (48 + 8192) + 8192 + 3 * (48 + 8192)),
-        # In one tier: index of 128 bytes and sketch of 768 for each owner, a summed sketch, a chunk in float32.
-        (FLAT, Kind.REDUCE_SCATTER, 4, 4, 4 * (128 + 768) + 768 + 4096),
-        (FLAT, Kind.REDUCE_SCATTER, 4, 2, 4 * (128 + 768) + 768 + 4096 + 4096),
+        # In one tier: index of 128 bytes and sketch of 768 for each owner, an index that arrives, a summed sketch.
+        (FLAT, Kind.REDUCE_SCATTER, 4, 4, 5 * (128 + 768)),
+        (FLAT, Kind.REDUCE_SCATTER, 4, 2, 5 * (128 + 768) + 4096),
         (dataclasses.replace(FLAT, min_elements=4097), Kind.REDUCE_SCATTER, 4, 2, 4096),
     ],
 )

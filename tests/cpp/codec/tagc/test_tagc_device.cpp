@@ -187,7 +187,7 @@ TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
     kernels::TagcEncodeJob job = codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
                                                    read_from(context, kContext), &counts, scratch.buffer()});
     for (int64_t block = 0; block < shape.num_blocks; ++block) {
-      kernels::emulated::RowTable<true>(job.rows).set(block, {0, 2, 4});
+      kernels::emulated::RowTable<true>(job.rows).set(block, {{0, 2, 4}, 0});
     }
     EmulatedDevice device(32, 3, 1);
     device.run(InsertValues{job, stripe_words}, 4, 0);

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "codec/tagc/flat.h"
+#include "codec/tagc/flat_host.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_flat_reference.h"
@@ -49,22 +49,14 @@ struct Merged {
   Buffer index_buffer() { return {index.data(), static_cast<int64_t>(index.size()) * 8, DataType::kByte}; }
 };
 
-void merge_index(ReduceOp op, const Merged& rank, Merged& sum) {
-  const auto* from = reinterpret_cast<const uint8_t*>(rank.index.data());
-  auto* to = reinterpret_cast<uint8_t*>(sum.index.data());
-  for (size_t byte = 0; byte < sum.index.size() * 8; ++byte) {
-    to[byte] = static_cast<uint8_t>(op == ReduceOp::kBitOr ? to[byte] | from[byte] : to[byte] + from[byte]);
-  }
-}
-
 Merged encode(TagcFlat& flat, const std::vector<float>& chunk, std::vector<float>& residual,
               CodecCounts* counts = nullptr) {
   const auto num_elements = static_cast<int64_t>(chunk.size());
   Merged result;
   result.index.assign(flat.index_bytes(num_elements) / 8, 0xa5a5a5a5a5a5a5a5);  // dirty before it is written
   result.sketch.assign(flat.sketch_elements(num_elements), kNan);
-  const CodecCounts counted =
-      flat.encode(buffer_of(chunk), buffer_of(residual), result.index_buffer(), buffer_of(result.sketch), kContext);
+  const CodecCounts counted = flat.encode(
+      {1, buffer_of(chunk), buffer_of(residual), result.index_buffer(), buffer_of(result.sketch)}, kContext, {});
   if (counts != nullptr) {
     *counts += counted;
   }
@@ -76,12 +68,12 @@ Merged encode_all(TagcFlat& flat, const std::vector<std::vector<float>>& chunks)
   Merged sum;
   for (const std::vector<float>& chunk : chunks) {
     std::vector<float> residual(chunk.size());
-    const Merged one = encode(flat, chunk, residual);
+    Merged one = encode(flat, chunk, residual);
     if (sum.sketch.empty()) {
       sum = one;
       continue;
     }
-    merge_index(flat.index_op(), one, sum);
+    flat.merge(one.index_buffer(), sum.index_buffer(), {});
     for (size_t cell = 0; cell < sum.sketch.size(); ++cell) {
       sum.sketch[cell] += one.sketch[cell];
     }
@@ -91,7 +83,8 @@ Merged encode_all(TagcFlat& flat, const std::vector<std::vector<float>>& chunks)
 
 std::vector<float> decode(TagcFlat& flat, Merged merged, int64_t num_elements, CodecCounts* counts = nullptr) {
   std::vector<float> out(num_elements, kNan);
-  const CodecCounts counted = flat.decode(merged.index_buffer(), buffer_of(merged.sketch), buffer_of(out), kContext);
+  const CodecCounts counted =
+      flat.decode(merged.index_buffer(), buffer_of(merged.sketch), buffer_of(out), kContext, {});
   if (counts != nullptr) {
     *counts += counted;
   }
@@ -119,7 +112,7 @@ void expect_equal_to_reference(const Options& options, Data data, int64_t num_el
                                TagcLimits limits = {}) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, " << ranks
                                   << " ranks, ratio " << options.ratio << ", index bits " << options.index_bits);
-  TagcFlat flat(options, ranks, limits);
+  TagcFlatOnHost flat(options, ranks, limits);
   const reference::TagcParameters parameters = parameters_of(options, limits);
   std::set<int64_t> marked;
   std::vector<float> expected_sketch;
@@ -127,7 +120,7 @@ void expect_equal_to_reference(const Options& options, Data data, int64_t num_el
   for (const std::vector<float>& chunk : make_chunks(data, num_elements, ranks)) {
     std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 99);
     std::vector<float> expected_residual = residual;
-    const Merged one = encode(flat, chunk, residual);
+    Merged one = encode(flat, chunk, residual);
     const reference::FlatChunk expected = reference::encode_flat(parameters, chunk, expected_residual);
     expect_same(residual, expected_residual);
     expect_same(one.sketch, expected.sketch);
@@ -145,7 +138,7 @@ void expect_equal_to_reference(const Options& options, Data data, int64_t num_el
       expected_sketch = expected.sketch;
       continue;
     }
-    merge_index(flat.index_op(), one, sum);
+    flat.merge(one.index_buffer(), sum.index_buffer(), {});
     for (size_t cell = 0; cell < expected_sketch.size(); ++cell) {
       sum.sketch[cell] += one.sketch[cell];
       expected_sketch[cell] += expected.sketch[cell];
@@ -188,7 +181,7 @@ TEST(TagcFlat, AllInstructionSetsGiveTheSameBits) {
 
 TEST(TagcFlat, NonFiniteElementsReachTheOwnerAndLeaveTheResidual) {
   for (const int64_t index_bits : {1, 4}) {
-    TagcFlat flat(options_of({10, .9, index_bits}), 3);
+    TagcFlatOnHost flat(options_of({10, .9, index_bits}), 3);
     const int64_t num_elements = 5001;
     auto chunks = make_chunks(Data::kHeavyTail, num_elements, 3);
     chunks[1][0] = kInfinity;
@@ -212,7 +205,7 @@ TEST(TagcFlat, NonFiniteElementsReachTheOwnerAndLeaveTheResidual) {
 
 TEST(TagcFlat, IndexPastTheEndIsIgnored) {
   for (const int64_t index_bits : {1, 4}) {
-    TagcFlat flat(options_of({4, .9, index_bits}), 2);
+    TagcFlatOnHost flat(options_of({4, .9, index_bits}), 2);
     Merged merged = encode_all(flat, make_chunks(Data::kHeavyTail, 1001, 2));
     const std::vector<float> expected = decode(flat, merged, 1001);
     merged.index.back() |= 0x8000000000000000;
@@ -220,32 +213,30 @@ TEST(TagcFlat, IndexPastTheEndIsIgnored) {
   }
 }
 
-TEST(TagcFlat, SizesAndOperation) {
-  TagcFlat one_bit(options_of({10, .9875, 1}), 2);
-  TagcFlat four_bits(options_of({10, .9875, 4}), 2);
+TEST(TagcFlat, Sizes) {
+  TagcFlatOnHost one_bit(options_of({10, .9875, 1}), 2);
+  TagcFlatOnHost four_bits(options_of({10, .9875, 4}), 2);
   const int64_t num_elements = int64_t{1} << 20;
   EXPECT_EQ(one_bit.index_bytes(num_elements), num_elements / 8);
   EXPECT_EQ(four_bits.index_bytes(num_elements), num_elements / 2);
   EXPECT_EQ(one_bit.sketch_elements(num_elements), 103 * 1024);
-  EXPECT_EQ(one_bit.index_op(), ReduceOp::kBitOr);
-  EXPECT_EQ(four_bits.index_op(), ReduceOp::kSum);
   EXPECT_EQ(one_bit.index_bytes(0), 0);
   EXPECT_EQ(one_bit.sketch_elements(0), 0);
 }
 
 TEST(TagcFlat, FourBitsCountToFifteenRanks) {
-  EXPECT_NO_THROW(TagcFlat(options_of({10, .9875, 4}), 15));
-  EXPECT_THROW(TagcFlat(options_of({10, .9875, 4}), 16), OptionError);
-  EXPECT_NO_THROW(TagcFlat(options_of({10, .9875, 1}), 16));
-  EXPECT_THROW(TagcFlat(options_of({10, .9875, 2}), 2), OptionError);
-  EXPECT_THROW(TagcFlat(options_of({0, .9875, 1}), 2), OptionError);
+  EXPECT_NO_THROW(TagcFlatOnHost(options_of({10, .9875, 4}), 15));
+  EXPECT_THROW(TagcFlatOnHost(options_of({10, .9875, 4}), 16), OptionError);
+  EXPECT_NO_THROW(TagcFlatOnHost(options_of({10, .9875, 1}), 16));
+  EXPECT_THROW(TagcFlatOnHost(options_of({10, .9875, 2}), 2), OptionError);
+  EXPECT_THROW(TagcFlatOnHost(options_of({0, .9875, 1}), 2), OptionError);
   Options short_cells = options_of({10, .9875, 1});
   short_cells.cell_type = "bf16";
-  EXPECT_THROW(TagcFlat(short_cells, 2), OptionError);
+  EXPECT_THROW(TagcFlatOnHost(short_cells, 2), OptionError);
 }
 
 TEST(TagcFlat, RejectsWrongBuffers) {
-  TagcFlat flat(options_of({10, .9875, 1}), 2);
+  TagcFlatOnHost flat(options_of({10, .9875, 1}), 2);
   std::vector<float> chunk(100);
   std::vector<float> residual(99);
   EXPECT_THROW(encode(flat, chunk, residual), Error);

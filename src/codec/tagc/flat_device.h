@@ -1,0 +1,35 @@
+// The host's part of the single-tier form of `tagc` on a device. The device's part is in kernels/tagc/flat_passes.h.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/gpu_device.h"
+#include "codec/tagc/device.h"
+#include "codec/tagc/flat.h"
+
+namespace isthmus {
+
+// Indexes, sketches and scratch memory begin at multiples of 64 bytes.
+class TagcFlatOnDevice final : public TagcFlat {
+ public:
+  TagcFlatOnDevice(const Options& options, int world_size, const PassesOfDevice& device, TagcLimits limits = {})
+      : TagcFlat(options, world_size, limits), choosing_(options, limits), device_(device) {}
+
+  int64_t encode_scratch_bytes(const FlatChunks& chunks) const override;
+  int64_t decode_scratch_bytes(int64_t shard_elements) const override;
+  CodecCounts encode(const FlatChunks& chunks, PacketContext context, Workspace workspace) override;
+  void merge(ConstBuffer arrived, Buffer index, Stream stream) override;
+  CodecCounts decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context,
+                     Workspace workspace) override;
+
+ private:
+  // Each plans all but the caller's arrays, which the second argument's memory holds; scratch_bytes: what it holds.
+  kernels::TagcFlatEncodeJob plan_encode(int64_t chunk_elements, PacketContext context, void* scratch,
+                                         int64_t& scratch_bytes) const;
+  kernels::TagcFlatDecodeJob plan_decode(int64_t shard_elements, void* scratch, int64_t& scratch_bytes) const;
+
+  const TagcDevice choosing_;  // which elements are sent
+  const PassesOfDevice device_;
+};
+
+}  // namespace isthmus
