@@ -55,6 +55,10 @@ void trace_job(const Job& job, void* stream) {
       uses.push_back(test::reads(of_piece.piece));
       uses.push_back(test::writes(of_piece.residual, of_piece.residual == nullptr ? 0 : 4 * job.piece.num_elements));
       uses.push_back(test::writes(of_piece.packet, job.packet_bytes));
+      if constexpr (std::is_same_v<kernels::TagcFlatEncodeJob, Job>) {
+        uses.push_back(test::writes(of_piece.wire_index, 8 * job.index_bits * job.shape.index_words()));
+        uses.push_back(test::writes(of_piece.cells, job.shape.sketch_bytes()));
+      }
     }
     trace_work("encode", on, uses);
   } else if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
@@ -64,6 +68,12 @@ void trace_job(const Job& job, void* stream) {
       uses.push_back(test::reads(job.packets + job.place_of(i) * job.packet_bytes, job.packet_bytes));
     }
     trace_work("decode", on, uses);
+  } else if constexpr (std::is_same_v<kernels::TagcFlatMergeJob, Job>) {
+    trace_work("merge", on, {test::reads(job.arrived, 8 * job.num_words), test::writes(job.index, 8 * job.num_words)});
+  } else if constexpr (std::is_same_v<kernels::TagcFlatDecodeJob, Job>) {
+    trace_work("decode", on,
+               {test::reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()),
+                test::writes(job.cells, job.shape.sketch_bytes()), test::writes(job.out, 4 * job.shape.num_elements)});
   }
 }
 
@@ -115,6 +125,9 @@ template [[gnu::visibility("default")]] void cuda_run(const QuantEncodeJob& job,
 template [[gnu::visibility("default")]] void cuda_run(const QuantDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const TagcEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const TagcDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const TagcFlatEncodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const TagcFlatMergeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const TagcFlatDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightDecodeJob& job, void* stream);
 
