@@ -151,6 +151,23 @@ TEST_P(EveryLossyCodecOnGpu, CallersMayUseSeveralStreams) {
   });
 }
 
+// Nothing is written to the shard before the caller's stream admits it, plainly or not.
+TEST_P(EveryLossyCodecOnGpu, InputsMayHaveAStreamOfTheirOwn) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
+  const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
+  test::run_ranks_well(world.size(), [&](int r) {
+    const GpuWorld::Rank& rank = world.ranks[r];
+    std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const bool has_own = calls[i].collective == Collective::kReduceScatter;
+      prepared[i].start(*rank.communicator, rank.stream, has_own ? rank.other_stream : rank.stream);
+      prepared[i].finish(rank.stream);
+    }
+    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[r], calls, r), r);
+  });
+}
+
 TEST_P(EveryLossyCodecOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions) {
   for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap({0, 1, 0, 1}), NodeMap::parse("2x1", 2)}) {
     GpuWorld world(map, GetParam(), GpuSettings{.gather_tiers = false});
