@@ -6,6 +6,7 @@
 #include <barrier>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "isthmus/nccl.h"
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/typed_data.h"
+#include "transport/nccl.h"
 
 namespace isthmus {
 namespace {
@@ -171,6 +173,33 @@ TEST(Nccl, TrafficIsWhatGoesToOtherRanks) {
       check(40);
       self.get(whole);
     }
+  });
+}
+
+// As over MPI: with links of both kinds around the ring, of which two edges leave a node.
+TEST(Nccl, TheTierOfAllRanksCountsARing) {
+  std::promise<ncclUniqueId> drawn;
+  const std::shared_future<ncclUniqueId> id = drawn.get_future();
+  run_ranks("2x2", [&](GpuRank& self) {
+    const NodeMap map = NodeMap::parse("2x2", kRanks);
+    const auto id_of = [&](const std::string& /*key*/, bool draws) {
+      if (draws) {
+        drawn.set_value(draw_nccl_id());
+      }
+      return id.get();
+    };
+    const auto tier = nccl_tiers_when_used(self.rank, map, map.all_ranks(), self.rank, id_of, kTimeout, true).flat;
+    const Buffer whole = self.put(Array(4 * 10, DataType::kFloat32));
+    const Buffer part = self.put(Array(10, DataType::kFloat32));
+    tier->reduce_scatter(whole, part, {});
+    tier->all_gather(part, whole, {});
+    tier->pass_on(part, self.put(Array(10, DataType::kFloat32)), {});
+    const int64_t expected = (3 + 3 + 1) * 40;
+    EXPECT_EQ(tier->traffic().sent_bytes, expected);
+    EXPECT_EQ(tier->traffic().inter_node_sent_bytes, self.rank % 2 == 1 ? expected : 0);
+    tier->all_to_all(whole, self.put(Array(4 * 10, DataType::kFloat32)), {});
+    EXPECT_EQ(tier->traffic().sent_bytes, expected + 3 * 40) << "straight to all";
+    self.get(whole);
   });
 }
 
