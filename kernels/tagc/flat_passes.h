@@ -117,13 +117,13 @@ struct InsertSums {
 
   // The chosen elements of four blocks, and the marked ones of those that are flagged.
   ISTHMUS_DEVICE uint32_t marks_of(int64_t number, const uint32_t* keys, int64_t w) const {
+    const bool exists = 4 * w < job.shape.num_blocks;
+    const uint64_t flagged = exists ? flags()[w / 16] >> (4 * (w % 16)) & 0xf : 0;
     uint32_t marks = keys[w];
-    for (int b = 0; 4 * w < job.shape.num_blocks && b < 4; ++b) {
-      if (is_flagged(flags(), 4 * w + b)) {
-        const int64_t byte = (4 * w + b) * num_slabs(job.shape) + number;
-        marks |= uint32_t{job.packet[job.layout.index + byte]} << (8 * b);
-      }
-    }
+    for_each_bit(flagged, 0, [&](int64_t b) {
+      const int64_t byte = (4 * w + b) * num_slabs(job.shape) + number;
+      marks |= uint32_t{job.packet[job.layout.index + byte]} << (8 * b);
+    });
     return marks;
   }
 };
