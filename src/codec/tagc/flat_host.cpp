@@ -51,13 +51,13 @@ CodecCounts TagcFlatOnHost::encode(const FlatChunks& chunks, PacketContext conte
       chunk = widened;
     }
     counts += encode_chunk(chunk, chunks.residuals.part(i, elements), chunks.indexes.part(i, index_bytes(elements)),
-                           chunks.sketches.part(i, sketch_elements(elements)), tagc_seed(context));
+                           chunks.sketches.part(i, sketch_elements(elements)), context);
   }
   return counts;
 }
 
 CodecCounts TagcFlatOnHost::encode_chunk(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch,
-                                         uint64_t seed) {
+                                         const PacketContext& context) {
   const TagcShape shape = settings_.shape(chunk.num_elements);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   uint64_t* flags = grow(scratch_.flags, shape.flag_words());
@@ -70,7 +70,8 @@ CodecCounts TagcFlatOnHost::encode_chunk(ConstBuffer chunk, Buffer residual, Buf
   show_largest(selection, context);
 
   std::fill_n(sketch.as<float>(), shape.num_cells(), 0.0F);
-  kernel.insert_sum(shape, scratch_.hash(shape, seed), flags, marks, residual.as<float>(), sketch.as<float>());
+  kernel.insert_sum(shape, scratch_.hash(shape, tagc_seed(context)), flags, marks, residual.as<float>(),
+                    sketch.as<float>());
   if (index_bits_ == 1) {
     std::copy_n(marks, shape.index_words(), index.as<uint64_t>());
   } else {

@@ -21,7 +21,8 @@ class TagcFlatOnHost final : public TagcFlat {
                      Workspace workspace) override;
 
  private:
-  CodecCounts encode_chunk(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch, uint64_t seed);
+  CodecCounts encode_chunk(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch,
+                           const PacketContext& context);
 
   TagcScratch scratch_;
   std::vector<float> widened_;

@@ -90,7 +90,7 @@ void compare(const MakeGpu& make_gpu, const Options& options, const HostArray& g
     ++context.step;
   }
   gpu->synchronize();
-  counts += gpu->device().codec_counts().codec;
+  counts += gpu->device().codec_counts();
   require(counts.encoded_elements == counts_of_host.encoded_elements, "encoded elements are counted differently");
   require(counts.kept_elements == counts_of_host.kept_elements, "kept elements are counted differently");
   require(counts.held_back_elements == 0, "held back elements are counted");
