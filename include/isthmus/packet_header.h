@@ -31,6 +31,11 @@ static_assert(sizeof(PacketHeader) == 48);
 PacketHeader make_header(CodecId codec, DataType dtype, int64_t num_elements, uint64_t settings,
                          const PacketContext& context);
 
+// Why ranks may reduce different units at once, for their errors.
+inline constexpr const char* kWhyUnitsDiffer =
+    "the ranks do not reduce the same units in the same order, or parameters with gradients differ between them "
+    "(FSDP2: model.set_reduce_scatter_unused_params(True) then reduces all)";
+
 // Copies the header out of a packet and compares all but `checksum` with what the receiver expects. Throws PacketError
 // that names the first field that differs, with both values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);

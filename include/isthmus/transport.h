@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "isthmus/buffer.h"
@@ -83,6 +84,10 @@ class Transport {
   // One step around the ring of ranks: `in` goes to the next rank, and `out` comes from the one before. There are
   // several, and their buffers have one size and type.
   virtual HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) = 0;
+
+  // Names the ranks of the tier that have another label than this one ("rank 3"); "" if none has. It is not counted as
+  // traffic. Host transports tell; on a GPU the host would have to wait, and nothing is compared.
+  virtual std::string ranks_of_other_label(uint64_t /*label*/) { return ""; }
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;

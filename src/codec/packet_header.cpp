@@ -19,11 +19,11 @@ uint64_t number(T value) {
 }
 
 template <typename T>
-void check_equal(const char* field, T received, T expected, const PacketHeader& header) {
+void check_equal(const char* field, T received, T expected, const PacketHeader& header,
+                 const char* why = "the ranks do not run the same reductions in the same order") {
   ISTHMUS_CHECK(PacketError, received == expected, "packet with ", field, " ", number(received), " where ",
                 number(expected), " is expected (codec ", to_string(header.codec), ", unit ", header.unit_hash,
-                ", step ", header.step, ", ", header.num_elements,
-                " elements): the ranks do not run the same reductions in the same order, or the packet is corrupt");
+                ", step ", header.step, ", ", header.num_elements, " elements): ", why, ", or the packet is corrupt");
 }
 
 uint64_t value_of(const HeaderPart& part, const PacketHeader& header) {
@@ -54,7 +54,7 @@ PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   check_equal("codec", header.codec, expected.codec, header);
   check_equal("dtype", header.dtype, expected.dtype, header);
   check_equal("segment", header.segment, expected.segment, header);
-  check_equal("unit", header.unit_hash, expected.unit_hash, header);
+  check_equal("unit", header.unit_hash, expected.unit_hash, header, kWhyUnitsDiffer);
   check_equal("step", header.step, expected.step, header);
   check_equal("sending node", header.sender, expected.sender, header);
   check_equal("number of elements", header.num_elements, expected.num_elements, header);

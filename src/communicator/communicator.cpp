@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "communicator/path/flat_path.h"
 #include "communicator/path/two_tier_path.h"
@@ -21,6 +22,7 @@
 #include "communicator/run/tier_set.h"
 #include "communicator/units/weight_replicas.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus {
 namespace {
@@ -109,6 +111,11 @@ struct Communicator::Parts {
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce);
+  // Throws PacketError if a rank of this node reduces another unit, or other parameters of it, on the CPU. Packets tell
+  // ranks of other nodes, but within a node gradients would be added up.
+  void check_same_within_node(const ReductionPlan& plan);
+  // Returns which of the flags are set on all ranks, in host memory.
+  std::vector<uint8_t> set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags);
   // Gathers the shards of this rank's rail from the updated replica, or just the shard.
   void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
   void throw_if_aborted();
@@ -186,11 +193,38 @@ EventPtr Communicator::Parts::run_reduction(const Reduction& reduction, const Ca
   planner.check_capture(reduction, caller.own);
   return run(reduction.unit.collective, caller, [&](Run& run) -> std::optional<ReductionPlan> {
     run.set_phase("unit look-up");
-    const ReductionPlan plan = planner.plan(run, reduction);
+    const ReductionPlan plan =
+        planner.plan(run, reduction, [&](const std::vector<uint8_t>& flags) { return set_on_all_ranks(run, flags); });
+    run.set_phase("intra reduce-scatter");
+    check_same_within_node(plan);
     reduce(run, plan);
     planner.finish(plan);
     return plan;
   });
+}
+
+void Communicator::Parts::check_same_within_node(const ReductionPlan& plan) {
+  if (!device->is_host() || tiers.ranks_per_node() == 1) {
+    return;
+  }
+  const std::string others = tiers.intra().ranks_of_other_label(plan.hash);
+  ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", plan.key->name, "\": ", others,
+                " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
+}
+
+std::vector<uint8_t> Communicator::Parts::set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags) {
+  const auto num_flags = static_cast<int64_t>(flags.size());
+  const Buffer own = run.take(num_flags, DataType::kByte);
+  const Buffer gathered = run.take(tiers.world_size() * num_flags, DataType::kByte);
+  device->write({flags.data(), num_flags, DataType::kByte}, own);
+  path->all_gather(run, own, gathered);
+  std::vector<uint8_t> all(static_cast<size_t>(gathered.num_elements));
+  device->read(gathered, {all.data(), gathered.num_elements, DataType::kByte});
+  std::vector<uint8_t> on_all(flags.size(), 1);
+  for (size_t i = 0; i < all.size(); ++i) {
+    on_all[i % flags.size()] &= all[i];
+  }
+  return on_all;
 }
 
 void Communicator::Parts::gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit) {

@@ -43,6 +43,7 @@ class InProcessHub::Group {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   int node(int index) const { return nodes_[index]; }
+  const std::vector<int>& ranks() const { return ranks_; }
   // Whether collectives run around the ring.
   bool ring() const { return ring_; }
 
@@ -167,6 +168,16 @@ class InProcessHub::Endpoint final : public Transport {
     });
     group_->ring() ? count_sent_around(out.bytes()) : count_sent_to_all(in.bytes() / size());
     return std::make_unique<CompletedHandle>();
+  }
+
+  std::string ranks_of_other_label(uint64_t label) override {
+    std::vector<uint64_t> labels(static_cast<size_t>(size()));
+    group_->meet(index_, {"labels", {&label, sizeof(label), DataType::kByte}},
+                 [&](const std::vector<ConstBuffer>& inputs) {
+                   std::transform(inputs.begin(), inputs.end(), labels.begin(),
+                                  [](ConstBuffer input) { return *static_cast<const uint64_t*>(input.data); });
+                 });
+    return name_of_other_labels(label, labels, group_->ranks());
   }
 
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream /*stream*/) override {

@@ -43,9 +43,9 @@ void MessageTransport::Exchange::receive(int peer, Buffer buffer) {
   }
 }
 
-void MessageTransport::Exchange::send(int peer, ConstBuffer buffer) {
+void MessageTransport::Exchange::send(int peer, ConstBuffer buffer, bool counts) {
   if (buffer.bytes() > 0) {
-    transport_.count_sent(peer, buffer.bytes());
+    transport_.count_sent(peer, counts ? buffer.bytes() : 0);
     post_send(peer, buffer);
   }
 }
@@ -218,6 +218,20 @@ void MessageTransport::ring_gather(Buffer data) {
     exchange->send(neighbour(1), data.part((rank() - step + size()) % size(), part_elements));
     exchange->wait();
   }
+}
+
+std::string MessageTransport::ranks_of_other_label(uint64_t label) {
+  std::vector<uint64_t> labels(global_ranks_.size(), label);
+  const auto exchange = start_exchange(Operation::kReduceScatter);
+  for (int distance = 1; distance < size(); ++distance) {
+    const int peer = neighbour(distance);
+    exchange->receive(peer, {&labels[peer], sizeof(label), DataType::kByte});
+  }
+  for (int distance = 1; distance < size(); ++distance) {
+    exchange->send(neighbour(distance), {&label, sizeof(label), DataType::kByte}, /*counts=*/false);
+  }
+  exchange->wait();
+  return name_of_other_labels(label, labels, global_ranks_);
 }
 
 Traffic MessageTransport::traffic() const {

@@ -37,6 +37,7 @@ class MessageTransport : public Transport {
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override;
   HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override;
+  std::string ranks_of_other_label(uint64_t label) override;
   Traffic traffic() const override;
 
   // Operations that start or wait from now on fail at `deadline`. The thread that starts operations calls it.
@@ -52,7 +53,7 @@ class MessageTransport : public Transport {
     Exchange(MessageTransport& transport, Operation operation) : transport_(transport), operation_(operation) {}
 
     void receive(int peer, Buffer buffer);
-    void send(int peer, ConstBuffer buffer);
+    void send(int peer, ConstBuffer buffer, bool counts = true);
     // wait() returns when all messages have arrived and left. It throws TransportError.
 
    protected:

@@ -1,7 +1,9 @@
 // What transports on the CPU share.
 #pragma once
 
+#include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "isthmus/buffer.h"
@@ -23,6 +25,18 @@ inline size_t count_nodes(const std::vector<int>& node_of_rank) {
 inline bool has_links_of_both_kinds(const std::vector<int>& node_of_rank) {
   const size_t num_nodes = count_nodes(node_of_rank);
   return num_nodes > 1 && num_nodes < node_of_rank.size();
+}
+
+// The answer of Transport::ranks_of_other_label(). labels, global_ranks: by rank of the tier.
+inline std::string name_of_other_labels(uint64_t own, const std::vector<uint64_t>& labels,
+                                        const std::vector<int>& global_ranks) {
+  std::string names;
+  for (size_t rank = 0; rank < labels.size(); ++rank) {
+    if (labels[rank] != own) {
+      names += (names.empty() ? "rank " : ", rank ") + std::to_string(global_ranks[rank]);
+    }
+  }
+  return names;
 }
 
 }  // namespace isthmus

@@ -84,7 +84,10 @@ ROWS = [
         operations.reduce_scatter,
         injections.call(operations.reduce_scatter_of_another_unit),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.2"),
-        faulty_expected=(r"packet with unit", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1"),
+        faulty_expected=(
+            r"rank 2 of this node reduces another unit",
+            r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1",
+        ),
     ),
     Row("store gone", operations.reduce_scatter, injections.lose_the_store, ()),
     Row(

@@ -5,6 +5,12 @@
 #include "isthmus/error.h"
 
 namespace isthmus {
+namespace {
+
+// Sizes in bytes, and rounded up, are then numbers, too.
+constexpr int64_t kMostElements = int64_t{1} << 56;
+
+}  // namespace
 
 void PlannedUnitStates::load(const UnitState& state) {
   const UnitKey& key = state.key;
@@ -12,9 +18,15 @@ void PlannedUnitStates::load(const UnitState& state) {
   const bool is_reduction = key.collective != Collective::kAllGather;
   const bool divisible = key.collective == Collective::kAllReduce || key.num_elements % num_ranks == 0;
   ISTHMUS_CHECK(Error,
-                is_reduction && key.num_elements > 0 && divisible && accumulate_dtype(key.dtype) == DataType::kFloat32,
+                is_reduction && key.num_elements > 0 && key.num_elements <= kMostElements && divisible &&
+                    accumulate_dtype(key.dtype) == DataType::kFloat32,
                 "unit \"", key.name, "\": cannot load the state of a ", to_string(key.collective), " of ",
                 key.num_elements, " elements of ", to_string(key.dtype), " over ", num_ranks, " ranks");
+  const int64_t num_rows = key.collective == Collective::kAllReduce ? 1 : num_ranks;
+  const int64_t row = key.sections == nullptr ? key.num_elements / num_rows : key.sections->row_elements();
+  ISTHMUS_CHECK(Error, row == key.num_elements / num_rows, "unit \"", key.name,
+                "\": cannot load a state whose parameters have ", row, " elements in each of ", num_rows, " rows of ",
+                key.num_elements);
   planner_.load(state);
   show_memory();
 }

@@ -25,7 +25,7 @@ ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const O
   }
 }
 
-ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction) {
+ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction, const SetOnAllRanks& on_all) {
   const UnitKey& key = reduction.unit;
   const double divisor = flat() ? 1 : tiers_.piece_type(device_, key.dtype).divisor;
   const int num_summands = divisor == 1 ? tiers_.ranks_per_node() : 1;  // with a divisor the sums are scaled already
@@ -34,7 +34,8 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction)
   plan.scale = reduction.scale * divisor;
   plan.why_exact = exact_reason(reduction);
   if (plan.why_exact == nullptr) {
-    plan.unit = units_.find_or_add(key, num_reductions_);
+    const bool can_ask = device_.capture(run.tail()) == 0;
+    plan.unit = units_.find_or_add(key, num_reductions_, can_ask ? on_all : SetOnAllRanks());
     plan.why_exact = plan.unit == nullptr ? "more than max_units units" : nullptr;
   } else if (may_drain(run, reduction)) {
     plan.unit = units_.find_with_residual(key, num_reductions_);

@@ -24,8 +24,8 @@ class ReductionPlanner {
   // All arguments outlive it. Throws OptionError if the options do not fit the device, or the settings the codec.
   ReductionPlanner(const TierSet& tiers, Device& device, const Options& options);
 
-  // The plan refers to the reduction's key.
-  ReductionPlan plan(const Run& run, const Reduction& reduction);
+  // The plan refers to the reduction's key. on_all: see UnitTable::find_or_add().
+  ReductionPlan plan(const Run& run, const Reduction& reduction, const SetOnAllRanks& on_all);
   // Ends a plan, once all its work has been enqueued.
   void finish(const ReductionPlan& plan);
 

@@ -1,6 +1,7 @@
 #include "communicator/units/residual_parts.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/stable_hash.h"
@@ -61,8 +62,10 @@ void copy_residual(Device& device, const Residual& from, Residual& to) {
 Sections::Sections(std::vector<Section> sections) : sections_(std::move(sections)) {
   StableHash hash;
   for (const Section& section : sections_) {
-    ISTHMUS_CHECK(Error, section.num_elements >= 0, "parameter ", section.parameter, " has ", section.num_elements,
-                  " elements in a row: expected 0 or more");
+    ISTHMUS_CHECK(
+        Error, section.num_elements >= 0 && section.num_elements <= std::numeric_limits<int64_t>::max() - row_elements_,
+        "parameter ", section.parameter, " has ", section.num_elements,
+        " elements in a row: expected 0 or more, and no overflow");
     hash.add(section.parameter).add(section.num_elements);
     row_elements_ += section.num_elements;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <new>
 #include <tuple>
 #include <utility>
@@ -93,13 +94,14 @@ uint64_t step_of(Device& device, const Unit& unit) {
   return context.step;
 }
 
-void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, ConstBuffer residual) {
+// num_elements: what this group's residual has.
+void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, int64_t num_elements) {
   if (from.num_elements == 0) {
     return;
   }
-  ISTHMUS_CHECK(Error, from.dtype == DataType::kFloat32 && from.num_elements == residual.num_elements, "unit \"",
-                key.name, "\": cannot load a ", which, " of ", from.num_elements, " elements of ",
-                to_string(from.dtype), " where this group has ", residual.num_elements, " of float32");
+  ISTHMUS_CHECK(Error, from.dtype == DataType::kFloat32 && from.num_elements == num_elements, "unit \"", key.name,
+                "\": cannot load a ", which, " of ", from.num_elements, " elements of ", to_string(from.dtype),
+                " where this group has ", num_elements, " of float32");
   const float* values = from.as<float>();
   ISTHMUS_CHECK(Error,
                 std::all_of(values, values + from.num_elements, [](float value) { return std::isfinite(value); }),
@@ -133,7 +135,7 @@ const Unit* UnitTable::find(const UnitKey& key) const {
   return found == units_.end() ? nullptr : &found->second;
 }
 
-Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now) {
+Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now, const SetOnAllRanks& on_all) {
   const UnitKey identity = key.identity();
   if (const auto found = units_.find(identity); found != units_.end()) {
     return &used(found->second, key, now);
@@ -154,7 +156,7 @@ Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now) {
     set_hash(*device_, unit);
     return &used(unit, key, now);
   }
-  if (full() && !make_room(now)) {
+  if (full() && !make_room(now, on_all)) {
     return nullptr;
   }
   return &used(units_.emplace(identity, make_unit(*device_, key, first_step_)).first->second, key, now);
@@ -169,6 +171,7 @@ Unit* UnitTable::find_with_residual(const UnitKey& key, uint64_t now) {
 Unit& UnitTable::used(Unit& unit, const UnitKey& key, uint64_t now) {
   unit.key.owner = key.owner;
   unit.last_use = now;
+  unit.is_forgotten = false;
   if (unit.has_residual() || unit.has_parked()) {
     const int64_t bytes_before = unit.residual_bytes();
     revive(*device_, key, unit);
@@ -188,12 +191,23 @@ UnitTable::Units::iterator UnitTable::renamed(const UnitKey& key) {
   });
 }
 
-bool UnitTable::make_room(uint64_t now) {
+bool UnitTable::make_room(uint64_t now, const SetOnAllRanks& on_all) {
   const auto oldest = std::min_element(
       units_.begin(), units_.end(), [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; });
   full_until_ = oldest->second.last_use + 2 * static_cast<uint64_t>(max_units_);
   if (now <= full_until_) {
-    return false;
+    if (!on_all) {
+      return false;
+    }
+    std::vector<uint8_t> forgotten;
+    for (const auto& [identity, unit] : units_) {
+      forgotten.push_back(unit.is_forgotten ? 1 : 0);
+    }
+    const std::vector<uint8_t> everywhere = on_all(forgotten);
+    auto goes = everywhere.begin();
+    std::erase_if(units_, [&goes](const auto& /*entry*/) { return *goes++ != 0; });
+    full_until_ = full() ? full_until_ : 0;
+    return !full();
   }
   const int64_t bytes = oldest->second.residual_bytes();
   num_dropped_ += bytes > 0 ? 1 : 0;
@@ -266,19 +280,21 @@ void UnitTable::load(const UnitState& state, ResidualSizes sizes, uint64_t now) 
                 size(), " units have one already (max_units)");
   ISTHMUS_CHECK(Error, std::isfinite(state.scale), "unit \"", state.key.name, "\": cannot load the scale ",
                 state.scale);
+  check_loadable(state.key, "residual", state.residual, sizes.pieces_elements);
+  check_loadable(state.key, "result residual", state.result_residual, sizes.result_elements);
   Unit unit = make_unit(*device_, state.key, state.step);
   unit.scale = state.scale;
   if (state.residual.num_elements + state.result_residual.num_elements > 0) {
     make_residuals(*device_, state.key, sizes, unit);
   }
-  check_loadable(state.key, "residual", state.residual, unit.pieces.values);
-  check_loadable(state.key, "result residual", state.result_residual, unit.result.values);
   const auto copy = [this](ConstBuffer from, Buffer to) { device_->write(from, to.slice(0, from.num_elements)); };
   copy(state.residual, unit.pieces.values);
   copy(state.result_residual, unit.result.values);
   for (const ParkedState& parked : state.parked) {
-    check_loadable(state.key, "part of a residual", parked.values,
-                   {nullptr, parked.values.num_elements, DataType::kFloat32});
+    check_loadable(state.key, "part of a residual", parked.values, parked.values.num_elements);
+    ISTHMUS_CHECK(Error,
+                  parked.begin >= 0 && parked.begin <= std::numeric_limits<int64_t>::max() - parked.values.num_elements,
+                  "unit \"", state.key.name, "\": cannot load a part of a residual that begins at ", parked.begin);
     Buffer values{nullptr, parked.values.num_elements, DataType::kFloat32};
     DeviceMemory memory = device_->allocate(values.bytes());
     values.data = memory.get();
@@ -380,6 +396,7 @@ void UnitTable::forget(const std::set<uint64_t>& owners) {
     if (!owners.contains(unit.key.owner)) {
       continue;
     }
+    unit.is_forgotten = true;
     unit.kept.reset();
     residual_bytes_ -= unit.residual_bytes();
     for (Residual* const residual : unit.both()) {

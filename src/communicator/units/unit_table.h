@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -47,6 +48,7 @@ struct Unit : Residuals {
   std::optional<KeptUnit> kept;  // nothing: the unit is new since begin_step(), or there was none
   uint64_t hash = 0;             // of `key`
   uint64_t last_use = 0;         // see UnitTable::find_or_add
+  bool is_forgotten = false;     // its owner is gone, on this rank
   uint64_t step = 0;             // of the next reduction, equal on all ranks. On a GPU the true value is in `contexts`
   std::shared_ptr<DeviceContext> contexts;
   // How its packets are made; decided again at the end of its dense start (dense_steps), on all ranks alike.
@@ -61,6 +63,9 @@ struct Unit : Residuals {
   bool has_parked() const { return !pieces.parked.empty() || !result.parked.empty(); }
 };
 
+// Returns which of a rank's flags are set on all ranks, which call it together. Empty: they cannot now.
+using SetOnAllRanks = std::function<std::vector<uint8_t>(const std::vector<uint8_t>& flags)>;
+
 // Holds at most `max_units` units: a new unit takes the place of one that was not reduced for long. Residuals are
 // always finite. Not thread-safe. The device outlives it.
 class UnitTable {
@@ -73,9 +78,10 @@ class UnitTable {
 
   // The state of `key` for the group's reduction number `now`, equal on all ranks. The first call makes it, without
   // residuals. A unit that its owner reduces under another name takes the new name. In a full table a new unit replaces
-  // the one that was not reduced for longest, if more than 2 max_units reductions have passed since; else it returns
-  // null. The pointer stays valid until the unit is loaded or cleared.
-  Unit* find_or_add(const UnitKey& key, uint64_t now);
+  // the one that was not reduced for longest, if more than 2 max_units reductions have passed since; else those go that
+  // all ranks have forgotten, by `on_all`, which ranks ask alike. If none has, it returns null, and does not ask again
+  // for so long. The pointer stays valid until the unit is loaded or cleared.
+  Unit* find_or_add(const UnitKey& key, uint64_t now, const SetOnAllRanks& on_all = {});
   // The state of `key`, if it has residuals; else null.
   Unit* find_with_residual(const UnitKey& key, uint64_t now);
 
@@ -113,7 +119,7 @@ class UnitTable {
 
   // The unit that the same owner reduced under another name; end() if there is none.
   Units::iterator renamed(const UnitKey& key);
-  bool make_room(uint64_t now);
+  bool make_room(uint64_t now, const SetOnAllRanks& on_all);
   Unit& used(Unit& unit, const UnitKey& key, uint64_t now);
 
   Device* device_;

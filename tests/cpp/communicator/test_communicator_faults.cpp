@@ -86,6 +86,28 @@ void all_reduce_twice(Communicator& communicator) {
   }
 }
 
+// Packets of rails 0 and 1 agree, but not the ranks of a node: their gradients would be added up.
+TEST(Communicator, RanksOfOneNodeReduceTheSameParameters) {
+  World world(NodeMap::parse("2x2", 4), lossy_options());
+  const std::vector<Array> gradients = random_inputs(4, 1000, DataType::kFloat32);
+  world.reduce_scatter(gradients, 1, nullptr, "unit");
+  const int64_t sent_bytes = world.ranks[0]->stats().collectives[0].intra.sent_bytes;
+  EXPECT_EQ(sent_bytes, 2 * 1000 * 4) << "labels do not count";
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+    Array shard(1000, DataType::kFloat32);
+    const uint64_t layout = rank % 2 == 0 ? 7 : 8;
+    const Reduction reduction{{"unit", 4000, DataType::kFloat32, Collective::kReduceScatter, layout}};
+    world.ranks[rank]->reduce_scatter(gradients[rank].view(), shard.buffer(), reduction);
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << outcomes[rank].text;
+    const std::string other = std::to_string(rank ^ 1);
+    EXPECT_EQ(outcomes[rank].text,
+              "unit \"unit\": rank " + other +
+                  " of this node reduces another unit, or other parameters of it: " + kWhyUnitsDiffer);
+  }
+}
+
 class EveryCodec : public ::testing::TestWithParam<std::string> {
  protected:
   static Options options() { return test::options_of_codec(GetParam()); }

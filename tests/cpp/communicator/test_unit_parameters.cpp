@@ -206,6 +206,47 @@ TEST(Units, GiveUpTheirPlaceInTheOrderOfReductions) {
   }
 }
 
+// Ranks learn at different times that an owner is gone, and must decide alike.
+TEST(Units, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
+  Options options = lossy_options();
+  options.max_units = 2;
+  for (const char* const map : {"2x2", "0,2|1,3"}) {
+    World world(NodeMap::parse(map, 4), options);
+    const auto reduce = [&](const std::string& name, uint64_t owner) {
+      const std::vector<Array> inputs = test::random_arrays(4, 2000, kFloat32);
+      run_ranks_well(4, [&](int rank) {
+        Array shard(500, kFloat32);
+        UnitKey key{name, 2000, kFloat32};
+        key.owner = owner;
+        world.ranks[rank]->reduce_scatter(inputs[rank].view(), shard.buffer(), {key});
+      });
+    };
+    const auto expect = [&](int64_t compressed, int64_t exact, int64_t num_units) {
+      for (const auto& rank : world.ranks) {
+        const Stats stats = rank->stats();
+        EXPECT_EQ(stats.compressed_calls, compressed);
+        EXPECT_EQ(stats.exact_calls.contains("more than max_units units"), exact > 0);
+        EXPECT_EQ(exact > 0 ? stats.exact_calls.at("more than max_units units") : 0, exact);
+        EXPECT_EQ(stats.num_units, num_units);
+      }
+    };
+    reduce("a", 1);
+    reduce("b", 2);
+    for (const auto& rank : world.ranks) {
+      rank->units().forget({1});
+    }
+    reduce("c", 3);
+    expect(3, 0, 2);
+    for (const int rank : {0, 1, 2}) {
+      world.ranks[rank]->units().forget({2, 3});
+    }
+    reduce("d", 4);
+    expect(3, 1, 2);
+    reduce("b", 2);
+    expect(4, 1, 2);
+  }
+}
+
 TEST(Units, OwnersAreScaledClearedAndForgottenByThemselves) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const auto reduce = [&](const std::string& name, uint64_t owner) {

@@ -162,6 +162,19 @@ std::string error_of(Communicator& communicator, const UnitState& state) {
   return test::error_of([&] { communicator.units().load(state); });
 }
 
+// More elements than any machine has.
+TEST(UnitState, NumbersAreComparedBeforeAnythingIsAllocated) {
+  World world(NodeMap::parse("2x2", 4), lossy_options());
+  const std::vector<float> values(100, 1);
+  const ConstBuffer residual{values.data(), 100, kFloat32};
+  constexpr int64_t kMost = int64_t{1} << 56;
+  EXPECT_EQ(error_of(*world.ranks[0], {{"u", kMost, kFloat32, Collective::kAllReduce}, 1, 1, residual, {}}),
+            "unit \"u\": cannot load a residual of 100 elements of float32 where this group has 18014398509481984 of "
+            "float32");
+  EXPECT_NE(error_of(*world.ranks[0], {{"u", 4 * kMost, kFloat32, Collective::kAllReduce}, 1, 1, {}, {}}), "");
+  EXPECT_EQ(world.ranks[0]->stats().num_units, 0);
+}
+
 TEST(UnitState, StatesThatDoNotFitAreNamedAndChangeNothing) {
   Options options = lossy_options();
   options.max_units = 1;
@@ -193,6 +206,14 @@ TEST(UnitState, StatesThatDoNotFitAreNamedAndChangeNothing) {
   EXPECT_NE(error_of(communicator, {{"u", 400, DataType::kByte}, 1, 1, {}, {}}), "");
   EXPECT_NE(error_of(communicator, {{"u", 0, kFloat32}, 1, 1, {}, {}}), "");
   EXPECT_NE(error_of(communicator, {{"u", -4, kFloat32}, 1, 1, {}, {}}), "");
+  UnitKey rows = key;
+  rows.sections = std::make_shared<Sections>(std::vector<Section>{{0, 300}, {1, 99}});
+  rows.layout = rows.sections->hash();
+  EXPECT_EQ(error_of(communicator, {rows, 1, 1, {}, {}}),
+            "unit \"u\": cannot load a state whose parameters have 399 elements in each of 1 rows of 400");
+  EXPECT_NE(test::error_of([] { Sections({{0, 1}, {1, std::numeric_limits<int64_t>::max()}}); }), "");
+  EXPECT_EQ(error_of(communicator, {key, 1, 1, {}, {}, {{false, 0, 0, -1, buffer(1)}}}),
+            "unit \"u\": cannot load a part of a residual that begins at -1");
   values[50] = std::numeric_limits<float>::infinity();
   EXPECT_EQ(error_of(communicator, {key, 1, 1, {}, buffer(100)}),
             "unit \"u\": cannot load a result residual that holds NaN or Inf");

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -182,6 +183,29 @@ TEST_P(EveryLossyCodecOnGpu, NothingIsAllocatedInASteadyState) {
     EXPECT_TRUE(step < 2 || bytes == scratch_bytes);
     scratch_bytes = bytes;
   }
+}
+
+// The host waits for the other ranks' answers.
+TEST(UnitsOnGpu, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
+  Options options = test::lossy_options();
+  options.max_units = 1;
+  GpuWorld world(NodeMap::parse("2x2", 4), options);
+  test::run_ranks_well(world.size(), [&](int r) {
+    const GpuWorld::Rank& rank = world.ranks[r];
+    DeviceArray gradient(*rank.gpu, Array(test::random_values(8000, 5), kFloat32));
+    DeviceArray shard(*rank.gpu, 2000, kFloat32);
+    for (const uint64_t owner : {1, 2, 3}) {
+      UnitKey key{"unit", 8000, kFloat32};
+      key.name += std::to_string(owner);
+      key.owner = owner;
+      rank.gpu->wait(rank.communicator->reduce_scatter(gradient.buffer(), shard.buffer(), {key}, rank.stream),
+                     rank.stream);
+      rank.communicator->units().forget({owner});
+    }
+    rank.gpu->synchronize();
+    EXPECT_EQ(rank.communicator->stats().compressed_calls, 3);
+    EXPECT_EQ(rank.communicator->stats().num_units, 1);
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "isthmus/error.h"
@@ -59,6 +60,23 @@ TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
         });
       }
     }
+  }
+}
+
+TEST(Transport, RanksWithOtherLabelsAreNamedAndNothingIsCounted) {
+  for (const std::vector<int>& nodes : all_tiers()) {
+    const auto size = static_cast<int>(nodes.size());
+    const auto tier = make_tier(nodes);
+    tier->run_well([&](int rank, Transport& transport) {
+      EXPECT_EQ(transport.ranks_of_other_label(7), "");
+      std::string others;
+      for (int peer = 1; peer < size; ++peer) {
+        others += (peer == 1 ? "rank " : ", rank ") + std::to_string(peer);
+      }
+      EXPECT_EQ(transport.ranks_of_other_label(rank == 0 ? uint64_t{1} << 63 : 7),
+                rank == 0 ? others : (size > 1 ? "rank 0" : ""));
+      EXPECT_EQ(transport.traffic().sent_bytes, 0);
+    });
   }
 }
 
