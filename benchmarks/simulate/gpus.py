@@ -29,8 +29,11 @@ class Gpus:
     description: str
 
     def environment(self, rank: int) -> dict[str, str]:
-        """A rank's own GPU is the first that it sees. It sees the others, too: NCCL joins those of a node directly."""
-        index = rank % len(self.visible)
+        """A node's GPUs are the first that its ranks see, of which each takes the one of its index in the node.
+
+        They see the others, too: nothing else is to differ from a node of its own.
+        """
+        index = rank // self.ranks_per_node * self.ranks_per_node % len(self.visible)
         # NCCL takes no GPU twice on one host, and joins by the network what has different ones.
         shares_in_node = self.ranks_per_node > len(self.visible)
         host = f"rank-{rank}" if shares_in_node else f"node-{rank // self.ranks_per_node}"

@@ -42,13 +42,14 @@ def simulated_stage(
 def join_simulated(command: dict[str, Any]) -> Place:
     """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread.
 
-    On the GPU that is the first of those which the rank sees, if the command says "cuda".
+    On the GPU of its index in the node, if the command says "cuda".
     """
     torch.set_num_threads(1)
     device: str = command.get("device", "cpu")
     if device == "cuda":
         ask_for_connections()
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.init()  # or DeviceMesh chooses anew, by the index alone
     dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
     counts = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
     interface = os.environ["GLOO_SOCKET_IFNAME"]

@@ -116,9 +116,9 @@ def test_why_there_is_no_mps(made_up, monkeypatch):
     ("num_gpus", "ranks_per_node", "rank", "visible", "host"),
     [
         (8, 4, 0, "0,1,2,3,4,5,6,7", "node-0"),
-        (8, 4, 5, "5,6,7,0,1,2,3,4", "node-1"),
+        (8, 4, 5, "4,5,6,7,0,1,2,3", "node-1"),
         (1, 1, 1, "0", "node-1"),
-        (4, 4, 6, "2,3,0,1", "node-1"),  # nodes share GPUs, the ranks of one node do not
+        (4, 4, 6, "0,1,2,3", "node-1"),  # nodes share GPUs, the ranks of one node do not
         (1, 2, 3, "0", "rank-3"),  # ranks of a node share one, which NCCL takes for two hosts alone
     ],
 )
