@@ -49,7 +49,7 @@ def join_simulated(command: dict[str, Any]) -> Place:
     if device == "cuda":
         ask_for_connections()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.init()  # or DeviceMesh chooses anew, by the index alone
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # or DeviceMesh chooses anew, by the index alone
     dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
     counts = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
     interface = os.environ["GLOO_SOCKET_IFNAME"]
