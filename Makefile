@@ -22,8 +22,8 @@ SANITIZED_TESTS ?= $(addprefix tests/python/,backend/test_collective_calls.py \
   group/test_groups.py::test_group units/test_units.py)
 
 STAMPS := build/stamps/$(VENV)
-NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python topology benchmarks examples $(wildcard tests/python tests/support tests/conformance tests/faults tests/fuzz tests/gpu) tools
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include topology -type f)
+PYTHON_FILES := python benchmarks examples $(wildcard tests/python tests/support tests/conformance tests/faults tests/fuzz tests/gpu) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -59,7 +59,7 @@ $(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py tools/inst
 # A new Python file must be made known to the editable install; a changed one needs nothing.
 $(STAMPS)/python-files: FORCE
 	@mkdir -p $(@D)
-	@find python topology benchmarks -name '*.py' -o -name '*.pyi' | sort > $@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+	@find python benchmarks -name '*.py' -o -name '*.pyi' | sort > $@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 
 $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
@@ -142,7 +142,7 @@ test-sanitized: test-cpp  ## PRESET=asan or tsan: the C++ tests, then the torch 
 	tools/sanitized_pytest $(PRESET) -n $(TEST_WORKERS) --dist loadfile $(SANITIZED_TESTS)
 
 fuzz: PRESET = fuzz
-fuzz: build-cpp  ## packets under libFuzzer and sanitizers, machine files and checkpoints under atheris; FUZZ_SECONDS=30 in all
+fuzz: build-cpp  ## packets and machine files under libFuzzer and sanitizers, checkpoints under atheris; FUZZ_SECONDS=30 in all
 	python tests/fuzz/run.py build/fuzz/tests/fuzz $(FUZZ_SECONDS)
 
 bench: build-cpp  ## codecs beside memcpy; collectives beside Gloo

@@ -10,8 +10,6 @@ from typing import Any
 
 import psutil
 
-from isthmus.topology.discovery.sysfs import cpu_model
-
 
 def report_head(**of_machine: Any) -> dict[str, Any]:
     """Schema, time, versions and machine. of_machine: further facts about it, such as its load before the run."""
@@ -32,11 +30,20 @@ def write_json(report: dict[str, Any], path: Path) -> None:
 def machine() -> dict[str, Any]:
     """Processor, cores, memory and kernel."""
     return {
-        "processor": cpu_model(Path("/proc/cpuinfo")) or platform.machine(),
+        "processor": _cpu_model() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
     }
+
+
+def _cpu_model() -> str:
+    """The processor's marketing name; "" where Linux does not say it."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    # x86, POWER; Arm names its parts by number only.
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.split(":")[0].strip() in ("model name", "cpu")), ""
+    )
 
 
 def versions() -> dict[str, str]:

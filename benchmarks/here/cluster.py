@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.topology.launchers import Environment, launched_as
-from isthmus.topology.node_map import name_ranks, ranks_by_value
+from isthmus.group.nodes.launchers import Environment, launched_as
+from isthmus.group.nodes.node_map import name_ranks, ranks_by_value
 
 _SIMULATE = "or leave --here out, which simulates nodes on one machine"
 _MORE_NODES = f"start ranks on several, as in `torchrun --nnodes 2 --nproc-per-node 8 ...`, {_SIMULATE}"

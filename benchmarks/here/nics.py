@@ -7,11 +7,11 @@ Interfaces count what goes through the kernel (sockets, so all of Gloo), ports o
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from isthmus.benchmarks.here.sysfs import Interface, RdmaPort, Roots, interfaces, rdma_ports
 from isthmus.benchmarks.simulate.links import interfaces_sent_bytes
-from isthmus.topology.discovery.sysfs import Facts, Interface, RdmaPort, Roots, read_facts
 
 _LOOPBACK = "lo"
-_ARPHRD_INFINIBAND = 32
+_ARPHRD_INFINIBAND = "32"
 #: What a port has sent, and the bytes in a unit of it. The second is EFA's.
 _PORT_COUNTERS = (("counters/port_xmit_data", 4), ("hw_counters/tx_bytes", 1))
 
@@ -23,10 +23,11 @@ def find_counter(roots: Roots | None = None) -> Callable[[], int] | None:
     counter has gone.
     """
     roots = roots or Roots()
-    facts = read_facts(roots)
-    up = [port for port in facts.rdma_ports if port.bus_id is not None and not port.is_down]  # not Soft-RoCE
+    up = [
+        port for port in rdma_ports(roots.sys / "class/infiniband") if port.bus_id is not None and not port.is_down
+    ]  # not Soft-RoCE
     counters = [_port_counter(roots.sys / "class/infiniband" / port.device / "ports" / str(port.port)) for port in up]
-    names = tuple(_interfaces(roots, facts, up))
+    names = tuple(_interfaces(roots, up))
     if None in counters or not (names or counters):
         return None
 
@@ -47,15 +48,16 @@ def _port_counter(folder: Path) -> Callable[[], int] | None:
     return None
 
 
-def _interfaces(roots: Roots, facts: Facts, counted_ports: list[RdmaPort]) -> Iterator[str]:
+def _interfaces(roots: Roots, counted_ports: list[RdmaPort]) -> Iterator[str]:
     """Name the interfaces to add up: the adapters' own where any are seen, else all that stand on no other.
 
     A bond, a bridge or a VLAN counts again what the interfaces below it count.
     """
     names = [name for name in interfaces_sent_bytes(roots.proc) if name != _LOOPBACK]
     # /sys shows the interfaces of the network namespace that mounted it, which need not be this one.
-    is_own = set(names) == {each.name for each in facts.interfaces} - {_LOOPBACK}
-    described = {each.name: each for each in facts.interfaces} if is_own else {}
+    described = {each.name: each for each in interfaces(roots.sys / "class/net")}
+    if set(names) != described.keys() - {_LOOPBACK}:
+        described = {}
     adapters = [each.name for each in described.values() if not (each.is_virtual or each.is_representor)]
     for name in adapters or names:
         interface = described.get(name)

@@ -38,8 +38,8 @@ from isthmus.benchmarks.simulate.serve import Handler
 from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
-from isthmus.topology.launchers import rendezvous
-from isthmus.topology.node_map import machine_identity
+from isthmus.group.nodes.launchers import rendezvous
+from isthmus.group.nodes.node_map import machine_identity
 
 A = TypeVar("A", bound=HereConfig)
 MakeHandlers = Callable[[Join], dict[str, Handler]]

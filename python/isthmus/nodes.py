@@ -9,8 +9,8 @@ from dataclasses import asdict
 import torch.distributed as dist
 
 from isthmus import native
-from isthmus.topology import node_map
-from isthmus.topology.node_map import Surroundings
+from isthmus.group.nodes import node_map
+from isthmus.group.nodes.node_map import Surroundings
 
 
 def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) -> None:

@@ -9,7 +9,7 @@ import time
 from types import ModuleType, TracebackType
 from typing import TypeVar
 
-from isthmus.topology.launchers import launched_as
+from isthmus.group.nodes.launchers import launched_as
 
 logger = logging.getLogger("isthmus")
 

@@ -34,6 +34,7 @@ kernels/*
 kernels/values
 kernels/cuda
 kernels/block
+topology
 include/isthmus
 """
 LINES = [line.split() for line in ORDER.split("\n") if line]
@@ -49,7 +50,7 @@ def line_of(folder: str) -> int | None:
 
 
 def sources(root: Path) -> list[Path]:
-    folders = (root / name for name in ("include", "kernels", "src"))
+    folders = (root / name for name in ("include", "kernels", "src", "topology"))
     return [
         path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")
     ]

@@ -26,8 +26,8 @@ from isthmus.attached.companions import (
     why_companions_would_hang,
 )
 from isthmus.backends import companion_of, group_on_isthmus, options_from
+from isthmus.group.nodes.node_map import name_ranks
 from isthmus.told import on_all
-from isthmus.topology.node_map import name_ranks
 from isthmus.units.collectives import Replaced, is_in_a_pass, replace_collectives, why_not_replaceable
 from isthmus.units.models import (
     ddp_modules,

@@ -2,7 +2,6 @@
 
 import json as json_module
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,7 +81,6 @@ def plan(
     from isthmus.plan.step import Setting, StepPlan
     from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named
     from isthmus.plan.volumes import world_formula
-    from isthmus.topology.formats.read import read_machine
 
     options = known(
         "given",
@@ -95,7 +93,9 @@ def plan(
     )
     of_file = known("no --machine")
     if given.machine is not None:
-        of_file = of_machine(read_machine(Path(given.machine)), given.ranks_per_node)
+        from isthmus import _topology
+
+        of_file = of_machine(_topology.read_machine(given.machine), given.ranks_per_node)
     cluster, speeds, sources = resolve(options, of_file)
     setting = Setting(
         model=_model(given.preset, given.module),

@@ -15,7 +15,7 @@ def topo(
         Path | None,
         typer.Option(
             "--from",
-            help="A recorded machine: NCCL topology XML.",
+            help="A recorded machine: hwloc XML (lstopo), NCCL topology XML, or `nvidia-smi topo -m`.",
             show_default="this machine",
         ),
     ] = None,
@@ -38,14 +38,13 @@ def topo(
         if measure:
             if recorded is not None or nodes is not None:
                 raise ValueError("--measure: no other option but --json; ISTHMUS_NODES says how nodes are made")
-            from isthmus.topology.discovery.measure import measure_world
+            from isthmus.group.measure import measure_world
 
             return measure_world(console(), json)
-        from isthmus.topology.discovery.discover import discover
-        from isthmus.topology.formats.read import read_machine
-        from isthmus.topology.overview import overview, print_overview
+        from isthmus import _topology
+        from isthmus.cli.overview import overview, print_overview
 
-        machine = discover() if recorded is None else read_machine(recorded)
+        machine = _topology.discover() if recorded is None else _topology.read_machine(str(recorded))
         view = overview(machine, nodes)
         if json:
             print(json_module.dumps(view.to_json(), indent=2))

@@ -18,10 +18,10 @@ from isthmus.gloo import Group
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
+from isthmus.group.nodes import node_map
+from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
 from isthmus.job import this_job
 from isthmus.told import on_all
-from isthmus.topology import node_map
-from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
 
 if TYPE_CHECKING:
     from isthmus import _C

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
 from isthmus.gloo import Group
-from isthmus.topology.node_map import told_by_ranks
+from isthmus.group.nodes.node_map import told_by_ranks
 
 
 def devices() -> list[str]:

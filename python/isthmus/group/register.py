@@ -16,8 +16,8 @@ from isthmus.gloo import Group, gloo_tier
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
+from isthmus.group.nodes.node_map import BEYOND, Nodes
 from isthmus.nodes import leave_note
-from isthmus.topology.node_map import BEYOND, Nodes
 from isthmus.warned import warn_once
 
 if TYPE_CHECKING:

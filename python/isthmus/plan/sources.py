@@ -1,12 +1,16 @@
 """Where a plan's cluster and links come from: options, or the description of a machine."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from isthmus.plan.assumptions import FASTEST_LINK, Links
 from isthmus.plan.placement import Cluster
-from isthmus.topology.machine import Machine
-from isthmus.topology.rails import find_rails
+
+if TYPE_CHECKING:
+    from isthmus._topology import Machine
 
 _HOW = "give --inter and --intra, as `isthmus topo --measure` prints them, or --machine FILE"
 #: Used where nothing else is known. Speeds have no default.
@@ -28,17 +32,23 @@ def known(source: str, **facts: float | None) -> Known:
 
 def of_machine(machine: Machine, ranks_per_node: int | None) -> Known:
     """Nodes of such machines: all rails at the speed of the slowest, and the slowest way between two of its GPUs."""
-    num_ranks = ranks_per_node or len(machine.gpus) or None
-    rail_gbit_s = find_rails(machine, num_ranks).speed_gbit_s
-    gpus = machine.gpus[:num_ranks]
-    pairs = [machine.link(a, b).speed_gbit_s for a in gpus for b in gpus if a.index < b.index]
-    speeds = [speed for speed in pairs if speed is not None]
+    facts = machine.facts
+    num_ranks = ranks_per_node or len(facts["gpus"]) or None
+    rail_gbit_s = slowest(rail["speed_gbit_s"] for rail in machine.rails(num_ranks)[0])
+    gpus = {f"GPU{gpu['index']}" for gpu in facts["gpus"][:num_ranks]}
     return known(
-        f"{machine.name} ({machine.source})",
+        f"{facts['name']} ({facts['source']})",
         ranks_per_node=num_ranks,
         inter_gbit_s=None if rail_gbit_s is None else rail_gbit_s * (num_ranks or 1),
-        intra_gbit_s=min(speeds) if speeds and len(speeds) == len(pairs) else None,
+        intra_gbit_s=slowest(link["speed_gbit_s"] for link in facts["links"] if {link["a"], link["b"]} <= gpus),
     )
+
+
+def slowest(speeds: Iterable[float | None]) -> float | None:
+    """The least; None where one is unknown, or there is none."""
+    every = list(speeds)
+    known_ones = [speed for speed in every if speed is not None]
+    return min(known_ones) if known_ones and len(known_ones) == len(every) else None
 
 
 def resolve(options: Known, file: Known) -> tuple[Cluster, Links, Mapping[str, str]]:

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus import native
-from isthmus.topology.machine import printable
 from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
@@ -151,14 +150,14 @@ def _mpi_feature() -> Feature:
 
 
 def _topology_features() -> Iterator[Feature]:
-    from isthmus.topology.discovery.nvml import read_nvml
-
-    nvml = read_nvml()
-    yield _feature(
-        "NVML",
-        nvml.missing is None,
-        (nvml.missing or "").removeprefix("NVML: ") or f"driver {nvml.driver}, {len(nvml.gpus)} GPUs",
-    )
+    topology, error = _attempt(lambda: import_module("isthmus._topology"))
+    if topology is None:
+        yield _feature("hwloc, NVML", False, str(error))
+        return
+    yield _feature("hwloc", bool(topology.HWLOC), topology.HWLOC or "not built in: libhwloc-dev was missing")
+    nvml = topology.nvml()
+    missing = nvml["missing"].removeprefix("NVML: ")
+    yield _feature("NVML", not missing, missing or f"driver {nvml['driver']}, {len(nvml['fabrics'])} GPUs")
 
 
 def print_info(info: Mapping[str, Any], console: Console) -> None:
@@ -178,9 +177,13 @@ def print_info(info: Mapping[str, Any], console: Console) -> None:
         _print_rows(console, "Variables that nothing reads (values not shown)", unknown)
 
 
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def _print_rows(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in ("", *row)))
+        table.add_row(*(Text(_printable(cell)) for cell in ("", *row)))
     console.print(Text(f"\n{title}", "bold"))
     console.print(table)

@@ -22,8 +22,8 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageReader
 
+from isthmus.group.nodes.node_map import ranks_by_value
 from isthmus.residuals.checkpoint import FolderReader, TextAndTensorPlanner, describe_entries, read_metadata
-from isthmus.topology.node_map import ranks_by_value
 
 VERSION = 2
 RESIDUALS = ("residual", "result_residual", "parked_values")

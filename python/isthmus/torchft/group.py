@@ -22,10 +22,10 @@ from torchft.process_group import ProcessGroupWrapper
 from isthmus import native
 from isthmus.backends import has_two_tiers, options_from
 from isthmus.gloo import Group
+from isthmus.group.nodes.launchers import claim_beyond
+from isthmus.group.nodes.node_map import Nodes
 from isthmus.group.register import create
 from isthmus.report.statistics import sum_of
-from isthmus.topology.launchers import claim_beyond
-from isthmus.topology.node_map import Nodes
 from isthmus.torchft.quorum import Quorum
 from isthmus.torchft.residuals import Place, moved
 from isthmus.torchft.work import ManagedWork

@@ -3,26 +3,21 @@
 import pytest
 
 from isthmus.benchmarks.here.nics import find_counter
-from python.topology.made_up_machines import ETHERNET, INFINIBAND, MadeUpMachine
+from python.benchmarks.made_up_sys import MadeUpSys
 
 IB, NIC = "0000:01:00.0", "0000:02:00.0"
 
 
-class CountedMachine(MadeUpMachine):
-    """A made-up machine whose NICs have counted something. The functions of two adapters are there."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.pci(IB, INFINIBAND)
-        self.pci(NIC, ETHERNET)
+class CountedMachine(MadeUpSys):
+    """A made-up machine whose NICs have counted something."""
 
     def net_dev(self, **sent):
         head = "Inter-|   Receive  |  Transmit\n face |bytes packets ...|bytes packets ...\n"
         lines = [f"{name:>6}: 7 1 0 0 0 0 0 0 {num_bytes} 1 0 0 0 0 0 0" for name, num_bytes in sent.items()]
-        self._write(self.roots.proc / "self/net/dev", head + "\n".join(lines))
+        self.write(self.roots.proc / "self/net/dev", head + "\n".join(lines))
 
     def count(self, device, sent, port=1, counter="counters/port_xmit_data"):
-        self._write(self.roots.sys / f"class/infiniband/{device}/ports/{port}" / counter, sent)
+        self.write(self.roots.sys / f"class/infiniband/{device}/ports/{port}" / counter, sent)
 
 
 def test_an_adapter_counts_and_what_stands_on_it_does_not_again(tmp_path):

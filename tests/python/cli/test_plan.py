@@ -3,10 +3,10 @@
 import pytest
 from typer.testing import CliRunner
 
+from isthmus import _topology
 from isthmus.cli.main import app
 from isthmus.plan.assumptions import INPUT_BUFFERS
 from isthmus.plan.sources import known, of_machine, resolve
-from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
 from isthmus.units import models
 from python.cli.planned import report, run
 from support.places import ROOT
@@ -140,34 +140,53 @@ def test_each_figure_has_its_source():
     assert "Given: inter_gbit_s 25, intra_gbit_s 600." in found["notes"]
 
 
-def machine(nvlink=None, nic_gbit_s=200.0):
-    """Four GPUs and two NICs."""
-    gpus = tuple(Gpu(index) for index in range(4))
-    nics = tuple(Nic(index, kind=NicKind.INFINIBAND, speed_gbit_s=nic_gbit_s) for index in range(2))
-    links = [Link(f"GPU{a}", f"GPU{b}", "NV12", nvlink) for a in range(4) for b in range(a + 1, 4)]
-    links += [Link(f"GPU{a}", f"NIC{b}", "PIX" if a // 2 == b else "SYS") for a in range(4) for b in range(2)]
-    links.append(Link("NIC0", "NIC1", "SYS"))
-    return Machine("made", "by hand", gpus=gpus, nics=nics, links=tuple(links))
+@pytest.fixture
+def machine(tmp_path):
+    """Return what makes a machine of four GPUs and two NICs, one of each for every second GPU."""
+
+    def make(capability=80, nic_mbit_s=200_000):
+        nvlink = '<nvlink target="0000:99:00.0" count="12" tclass="0x068000"/>'
+        gpus = [
+            f'<pci busid="000{node}:0{n}:00.0" class="0x030200"><gpu sm="{capability}">{nvlink}</gpu></pci>'
+            for node in range(2)
+            for n in range(2)
+        ]
+        nic = '<pci busid="000{}:61:00.0" class="0x020700"><nic><net speed="{}"/></nic></pci>'
+        nodes = (f"{''.join(gpus[2 * n : 2 * n + 2])}{nic.format(n, nic_mbit_s)}" for n in range(2))
+        path = tmp_path / "made.xml"
+        cpus = "".join(f'<cpu numaid="{number}">{inside}</cpu>' for number, inside in enumerate(nodes))
+        path.write_text(f'<system version="1">{cpus}</system>')
+        return _topology.read_machine(str(path))
+
+    return make
 
 
-def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus():
-    facts = of_machine(machine(nvlink=2400.0), None).facts
+def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus(machine):
+    facts = of_machine(machine(), None).facts
     assert facts == {"ranks_per_node": 4, "inter_gbit_s": 400.0, "intra_gbit_s": 2400.0}
-    two = of_machine(machine(nvlink=2400.0), 2).facts
+    two = of_machine(machine(), 2).facts
     assert (two["ranks_per_node"], two["inter_gbit_s"]) == (2, 200.0)  # both nearest to the first NIC
-    assert of_machine(machine(nic_gbit_s=None), None).facts == {"ranks_per_node": 4}
+    assert of_machine(machine(120, -1), None).facts == {"ranks_per_node": 4}
 
 
-def test_a_recorded_machine_is_read():
-    found = report("--preset", "llama2-7b", "--machine", ROOT / "topology/machines/dgx-a100.nccl.xml")
-    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 8}
-    assert found["links"]["intra_gbit_s"] == 2400.0
-    assert found["sources"]["inter_gbit_s"] == "dgx-a100 (nccl xml)"
+@pytest.mark.parametrize(
+    ("file", "given", "source"),
+    [
+        ("dgx-a100.nccl.xml", [], "dgx-a100 (nccl xml)"),
+        ("power8-gpu.hwloc.xml", ["--inter", "100gbit", "--ranks-per-node", "2"], "power8-gpu (hwloc xml)"),
+        ("dgx-h100.topo.txt", GIVEN, "dgx-h100 (nvidia-smi topo -m)"),
+    ],
+)
+def test_recorded_machines_of_all_formats_are_read(file, given, source):
+    found = report("--preset", "llama2-7b", "--machine", ROOT / "topology/machines" / file, *given)
+    assert found["sources"]["ranks_per_node"] == ("given" if "--ranks-per-node" in given else source)
+    expected = {"dgx-a100.nccl.xml": 2400.0, "power8-gpu.hwloc.xml": 320.0}.get(file, 600.0)
+    assert found["links"]["intra_gbit_s"] == expected
 
 
-def test_options_come_before_files_and_files_before_defaults():
+def test_options_come_before_files_and_files_before_defaults(machine):
     given = known("given", nodes=8, inter_gbit_s=3.0, intra_gbit_s=None, intra_latency_us=0.0)
-    cluster, links, sources = resolve(given, of_machine(machine(nvlink=2400.0), 2))
+    cluster, links, sources = resolve(given, of_machine(machine(), 2))
     assert (cluster.nodes, cluster.ranks_per_node) == (8, 2)
     assert (links.inter_gbit_s, links.intra_gbit_s, links.inter_latency_us, links.intra_latency_us) == (3, 2400, 20, 0)
     assert {name for name, source in sources.items() if source == "given"} == set(given.facts)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from isthmus.cli.main import app
-from isthmus.topology.machine import Fabric, Gpu, Link, Machine
-from isthmus.topology.overview import overview
+from isthmus.cli.overview import overview
 from support.limits import HANG_S
 from support.places import ROOT
 
@@ -31,6 +31,16 @@ def refused(*arguments) -> str:
     assert result.exit_code != 0
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("path", sorted(MACHINES.glob("*.*.*")), ids=lambda path: path.name)
+def test_recorded_machines_have_their_golden_output(path):
+    """The cloud node with Ethernet stands in docs/topology.md."""
+    golden = ROOT / f"tests/machines/golden/{path.name.partition('.')[0]}.txt"
+    if path == G5:
+        golden = None
+    text = topo("--from", path)
+    assert golden is None or text == golden.read_text(), f"isthmus topo --from {path} > {golden}, and look at it"
 
 
 def test_json():
@@ -77,10 +87,11 @@ def test_many_nodes_are_not_all_named():
 
 
 def test_a_multi_node_nvlink_domain_is_noted():
-    gpus = tuple(Gpu(index, fabric=Fabric("c0ffee", 3)) for index in range(2))
-    links = (Link("GPU0", "GPU1", "NV18"),)
-    view = overview(Machine("tray", "test", gpus=gpus, links=links), None)
-    assert sum("NVLink domain c0ffee, clique 3" in note for note in view.notes) == 1
+    gpu = {"index": 0, "fabric": {"cluster": "c0ffee", "clique": 3}}
+    machine = SimpleNamespace(facts={"gpus": [gpu, gpu], "notes": []}, rails=lambda: ([], []))
+    assert overview(machine, None).notes == (
+        "NVLink domain c0ffee, clique 3: where it spans several machines, they are one node",
+    )
 
 
 # --- bad input
@@ -116,6 +127,8 @@ def test_this_machine():
 
 @pytest.mark.processes
 def test_the_commands_import_nothing_heavy_until_they_run():
-    script = "import isthmus.cli, sys; print([m for m in ('torch', 'pynvml', 'matplotlib') if m in sys.modules])"
+    script = (
+        "import isthmus.cli, sys; print([m for m in ('torch', 'isthmus._topology', 'matplotlib') if m in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S)
     assert result.stdout.strip() == "[]", result.stderr

@@ -82,7 +82,7 @@ def test_sbatch(tmp_path: Path) -> None:
     assert_trained(log.read_text(), "2 nodes x 2 ranks, in blocks, by Slurm")
 
 
-# Two hosts of mpirun need two hosts: tests/python/topology/test_launchers.py has what it tells its processes there.
+# Two hosts of mpirun need two hosts: tests/python/group/test_launchers.py has what it tells its processes there.
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="no mpirun.openmpi")
 def test_mpirun() -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "ISTHMUS_NODES": "2x1"}

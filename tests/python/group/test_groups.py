@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus.topology.discovery.measure import measure_links
+from isthmus.group.measure import measure_links
 from support import ranks
 from support.checks import Table, finish
 from support.limits import OPERATION_S
@@ -207,7 +207,7 @@ def launchers_place_ranks() -> None:
     reduce_scatter_works(dist.group.WORLD)
     counted = isthmus.stats()["collectives"]["reduce_scatter"]
     assert counted["calls"] == counted["packed_calls"] == 1
-    assert not [name for name in sys.modules if name == "isthmus.topology.discovery.nvml"]  # not for CPUs
+    assert not [name for name in sys.modules if name == "isthmus._topology"]  # not for CPUs
 
 
 @placed

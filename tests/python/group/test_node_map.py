@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus import _topology
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, NetworkError
-from isthmus.topology import machine, node_map
-from isthmus.topology.discovery import nvml
-from isthmus.topology.launchers import Claim
-from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks, told_by_ranks
+from isthmus.group.nodes import node_map
+from isthmus.group.nodes.launchers import Claim
+from isthmus.group.nodes.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks, told_by_ranks
 
 
 def claims(*nodes: str | None, launcher: str = "torchrun") -> list[Claim | None]:
@@ -191,22 +191,17 @@ def test_surroundings_pass_through_the_store(own: Surroundings) -> None:
 
 def test_this_rank_looks_around(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1"}
-    monkeypatch.setitem(sys.modules, "isthmus.topology.discovery.nvml", None)  # raises if imported
+    monkeypatch.setitem(sys.modules, "isthmus._topology", None)  # raises if imported
     claim = Claim("torchrun", 1, 2, "1", 1)
     assert node_map.look_around(environment, 2) == Surroundings(claim=claim, machine=node_map.machine_identity())
     assert node_map.look_around(environment, 3).claim is None
 
 
 def test_the_fabric_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gpu(index: int, cluster: str | None) -> machine.Gpu:
-        fabric = machine.Fabric(cluster, index) if cluster else None
-        return machine.Gpu(index, f"0000:0{index}:00.0", fabric=fabric)
-
-    monkeypatch.setattr(nvml, "read_nvml", lambda: nvml.NvmlFacts((gpu(0, None), gpu(1, "c"), gpu(2, "c"))))
-    node_map.gpu_fabric.cache_clear()
     buses = ["0000:00:00.0", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]
+    told = {"fabrics": dict(zip(buses, (None, ("c", 1), ("c", 2)), strict=False))}
+    monkeypatch.setattr(_topology, "nvml", lambda: told)
     assert [node_map.look_around({}, 1, bus).fabric for bus in buses] == ["", "c clique 1", "c clique 2", ""]
-    node_map.gpu_fabric.cache_clear()
 
 
 def test_this_machine_has_one_identity() -> None:
@@ -220,7 +215,7 @@ def test_network_namespaces_are_machines_of_their_own() -> None:
         network = NamespaceNetwork(2, "root")
     except NetworkError as error:
         pytest.skip(f"no namespaces here: {error}")
-    show = [sys.executable, "-c", "from isthmus.topology import node_map; print(node_map.machine_identity())"]
+    show = [sys.executable, "-c", "from isthmus.group.nodes import node_map; print(node_map.machine_identity())"]
     with network:
         told = [
             subprocess.run([*network.command_prefix(node), *show], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,249 @@
+"""Times the links of both tiers over a real process group, and shows them.
+
+All ranks of a tier send to the next of them at once, in a ring, so that every link is busy in both directions as it is
+in a reduction. Nodes are timed side by side, and so are rails: ranks share links as they do in training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from isthmus.backends import backend_of
+from isthmus.gloo import Group, gloo_tier
+from isthmus.group.nodes.launchers import rendezvous
+
+#: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
+SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
+#: How long one tier may take, about.
+BUDGET_S = 3.0
+#: All sizes are timed as often, one after the other, so that what disturbs a moment does not own a size. The fastest
+#: round of a size counts: other work on the machines can only add time.
+_ROUNDS = 5
+_MAX_REPEATS = 50
+_GROWTH = SIZES[1] // SIZES[0]
+_COMMAND = "torchrun --nproc-per-node 4 -m isthmus topo --measure"
+#: For all ranks to join, and for each exchange.
+_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """One size of message, and how long all ranks of a tier took, in the fastest round, to send it at once."""
+
+    num_bytes: int
+    time_us: float
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """One tier's link: time_us = latency_us + bits / bandwidth. Both directions are busy at once.
+
+    Intra: what one rank sends to its neighbour while every rank of the node does. Inter: what one *node* sends to the
+    next while all its rails do.
+    """
+
+    latency_us: float
+    bandwidth_gbit_s: float
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredLinks:
+    """Both tiers of one cluster. A tier of one rank has no link: None. num_hosts: of those that took part."""
+
+    intra: MeasuredLink | None
+    inter: MeasuredLink | None
+    num_nodes: int
+    ranks_per_node: int
+    num_hosts: int
+
+    def options(self) -> str:
+        """What gives `isthmus plan` this cluster and its links."""
+        options = f"--nodes {self.num_nodes} --ranks-per-node {self.ranks_per_node}"
+        for tier, link in (("inter", self.inter), ("intra", self.intra)):
+            if link is not None:
+                options += f" --{tier} {link.bandwidth_gbit_s:.4g}gbit --{tier}-latency-us {link.latency_us:.4g}"
+        return options
+
+
+def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDGET_S) -> MeasuredLinks:
+    """Time the links of `group` (default: all ranks), whose backend is Isthmus. Collective; equal on all its ranks.
+
+    Nothing else should run on the group meanwhile. Raises ValueError for one rank, and for nodes of unequal size: there
+    are no two tiers.
+    """
+    group = group or dist.group.WORLD
+    backend = backend_of(group)
+    assert group is not None
+    tiers = _Tiers(backend.node_of_rank, group.rank())
+    measured = Group(
+        store=_fresh_store(group),
+        rank=group.rank(),
+        global_ranks=backend.global_ranks,
+        world_size=dist.get_world_size(),
+        timeout=backend.options._timeout,
+    )
+    stage = _Stage(group, budget_s)
+    intra = inter = None
+    if tiers.ranks_per_node > 1:
+        intra = fit_link(stage.time_ring(_Ring(measured, "intra", tiers.node), senders=1))
+    if tiers.num_nodes > 1:
+        inter = fit_link(stage.time_ring(_Ring(measured, "inter", tiers.rail), senders=tiers.ranks_per_node))
+    hosts = [""] * group.size()
+    dist.all_gather_object(hosts, socket.gethostname(), group)
+    return MeasuredLinks(intra, inter, tiers.num_nodes, tiers.ranks_per_node, len(set(hosts)))
+
+
+def measure_world(console: Console, as_json: bool) -> None:
+    """Join the world that a launcher made, measure its links, and print them on rank 0: `isthmus topo --measure`.
+
+    Raises ValueError where no launcher made a world of ranks, or it has no tiers.
+    """
+    os.environ.update(rendezvous(os.environ, "--measure", _COMMAND))
+    dist.init_process_group("isthmus", timeout=_TIMEOUT)
+    try:
+        rank = dist.get_rank()
+        links = measure_links()
+        dist.barrier()  # the store ends with the rank that hosts it
+    finally:
+        dist.destroy_process_group()
+    if rank == 0 and as_json:
+        print(json.dumps(asdict(links), indent=2))
+    elif rank == 0:
+        print_links(links, console)
+
+
+def print_links(links: MeasuredLinks, console: Console) -> None:
+    """Print both tiers, and the options of `isthmus plan` that say the same."""
+    for tier, link in (("within a node, a rank sends", links.intra), ("between nodes, a node sends", links.inter)):
+        if link:
+            text = f"{tier} {link.bandwidth_gbit_s:.4g} Gbit/s after {link.latency_us:.4g} us, over Gloo"
+            console.print(text, soft_wrap=True, highlight=False)
+    if links.num_hosts < min(links.num_nodes, 2):  # nodes that ISTHMUS_NODES makes of one machine
+        console.print("all nodes are on one host: that is its memory, no network", highlight=False)
+    console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)
+
+
+def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
+    """Put time = latency + bytes / bandwidth through the smallest and the largest message.
+
+    Small messages are latency and large ones bandwidth; in between links are faster than any line (a shaped one lets a
+    burst through) or slower (protocols change), and a fit to all would misjudge both ends. A message takes no longer
+    than a larger one: where it did, it was disturbed in all rounds, and the larger one's time stands for it. Where the
+    largest message takes no longer than the smallest, the bandwidth is the best that was seen.
+    """
+    largest = samples[-1]
+    smallest_us = min(sample.time_us for sample in samples)
+    more_us = largest.time_us - smallest_us
+    if more_us <= 0:
+        best_gbit_s = max(8e-3 * sample.num_bytes / sample.time_us for sample in samples)
+        return MeasuredLink(largest.time_us, best_gbit_s, tuple(samples))
+    us_per_byte = more_us / (largest.num_bytes - samples[0].num_bytes)
+    latency_us = max(0.0, smallest_us - us_per_byte * samples[0].num_bytes)
+    return MeasuredLink(latency_us, 8e-3 / us_per_byte, tuple(samples))
+
+
+class _Tiers:
+    """Which ranks of the group share this one's node, and its rail."""
+
+    def __init__(self, node_of_rank: Sequence[int], rank: int) -> None:
+        nodes: dict[int, list[int]] = {}
+        for each, node in enumerate(node_of_rank):
+            nodes.setdefault(node, []).append(each)
+        sizes = {len(ranks) for ranks in nodes.values()}
+        if len(node_of_rank) == 1:
+            raise ValueError("a group of one rank has no links to measure")
+        if len(sizes) > 1:
+            raise ValueError(f"nodes of {min(sizes)} to {max(sizes)} ranks have no two tiers to measure")
+        self.num_nodes = len(nodes)
+        self.ranks_per_node = sizes.pop()
+        self.node = nodes[node_of_rank[rank]]
+        local_index = self.node.index(rank)
+        self.rail = [ranks[local_index] for ranks in nodes.values()]
+
+
+class _Ring:
+    """This rank between two others of its tier, over a backend made as the group's own tiers are."""
+
+    def __init__(self, group: Group, name: str, ranks: list[int]) -> None:
+        own = ranks.index(group.rank)
+        self._backend = gloo_tier(group, f"{name}/{ranks[0]}", ranks)
+        self._next = (own + 1) % len(ranks)
+        self._previous = (own - 1) % len(ranks)
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor) -> None:
+        arrives = self._backend.recv([incoming], self._previous, 0)
+        self._backend.send([outgoing], self._next, 0).wait()
+        arrives.wait()
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Keeps the ranks of a group in step while they measure."""
+
+    group: dist.ProcessGroup
+    budget_s: float
+
+    def time_ring(self, ring: _Ring, senders: int) -> list[LinkSample]:
+        """Time messages of growing size. senders: ranks that share the link, whose bytes add up."""
+        self._burst_s(ring, *_buffers(SIZES[0]), repeats=1)  # connects
+        first_s = self._try_sizes(ring)
+        share_s = self.budget_s / len(first_s) / _ROUNDS
+        repeats = [max(1, min(_MAX_REPEATS, int(share_s / each_s))) for each_s in first_s]
+        buffers = [_buffers(num_bytes) for num_bytes in SIZES[: len(first_s)]]
+        rounds_us = [
+            [1e6 * self._burst_s(ring, *pair, times) / times for pair, times in zip(buffers, repeats, strict=True)]
+            for _ in range(_ROUNDS)
+        ]
+        return [
+            LinkSample(senders * num_bytes, min(times_us))
+            for num_bytes, times_us in zip(SIZES, zip(*rounds_us, strict=True), strict=False)
+        ]
+
+    def _try_sizes(self, ring: _Ring) -> list[float]:
+        """Return the seconds of one message of each size that the budget has room for, two at least."""
+        found: list[float] = []
+        planned_s = 0.0
+        for num_bytes in SIZES:
+            buffers = _buffers(num_bytes)
+            each_s = min(self._burst_s(ring, *buffers, repeats=1) for _ in range(2))
+            found.append(each_s)
+            planned_s += _ROUNDS * each_s
+            if len(found) > 1 and planned_s + _ROUNDS * _GROWTH * each_s > self.budget_s:
+                break
+        return found
+
+    def _burst_s(self, ring: _Ring, outgoing: Tensor, incoming: Tensor, repeats: int) -> float:
+        """Return the seconds of the slowest rank; equal on all ranks."""
+        dist.barrier(self.group)
+        start_s = time.perf_counter()
+        for _ in range(repeats):
+            ring.exchange(outgoing, incoming)
+        taken_s = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
+        dist.all_reduce(taken_s, dist.ReduceOp.MAX, self.group)
+        return float(taken_s)
+
+
+def _buffers(num_bytes: int) -> tuple[Tensor, Tensor]:
+    """What a rank sends, and where it receives."""
+    return torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _fresh_store(group: dist.ProcessGroup) -> Store:
+    """A prefix of the default store that no earlier measurement used, even one of a run that was restarted."""
+    store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
+    number = torch.tensor(store.add("measurements", 1))
+    dist.all_reduce(number, dist.ReduceOp.MAX, group)
+    return PrefixStore(str(int(number)), store)

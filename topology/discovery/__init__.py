@@ -1,1 +1,0 @@
-"""Describes the running machine by sysfs and NVML; times its links, and keeps the results."""

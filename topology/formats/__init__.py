@@ -1,1 +1,0 @@
-"""The reader of recorded machines: NCCL topology XML."""

@@ -1,0 +1,143 @@
+// What a machine is: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and how far its devices are apart.
+//
+// Readers fill in what their source says; finish() does the rest. Text that is empty, a number that is absent: the
+// source does not say it. Speeds are those of one direction in Gbit/s (10^9 bits).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isthmus/error.h"
+
+namespace isthmus::topology {
+
+// More GPUs or NICs than this are an error: no machine has them, and pairs of devices grow with the square.
+constexpr int kMostDevices = 256;
+constexpr int kMostNumaNodes = 1024;
+// Places below each other in the PCIe tree. Real machines have up to six.
+constexpr int kMostPcieLevels = 32;
+constexpr int kMostNvLinks = 72;       // of a GPU; today's have 18
+constexpr double kMostGbitS = 10'000;  // faster than any link; drivers say so of what they do not know
+
+// A description of a machine cannot be used. The text says it with the value that is wrong and what is allowed.
+class TopologyError : public Error {
+ public:
+  // line: where in the file, from 1 on; 0: nowhere in particular.
+  explicit TopologyError(const std::string& what, int line_of_file = 0) : Error(what), line(line_of_file) {}
+  int line;
+};
+
+// Throws all parts as one text, unless `holds`. line: as of a TopologyError.
+template <typename... Parts>
+void require(bool holds, int line, const Parts&... parts) {
+  if (!holds) {
+    throw TopologyError(detail::concatenate(parts...), line);
+  }
+}
+
+// A processor package. model: its marketing name, or what the source says of vendor, family and model.
+struct Socket {
+  int index = 0;
+  std::string model;
+};
+
+// Memory and the processors next to it. cpus: numbers of logical processors, such as "0-55,112-167".
+struct NumaNode {
+  int index = 0;
+  std::optional<int> socket;
+  std::string cpus;
+};
+
+// NVLinks of a GPU that lead to one place: another GPU, by its bus id, or a switch. gbit_s: of one of them.
+struct NvLinks {
+  std::string peer;
+  bool is_to_switch = false;
+  int count = 1;
+  std::optional<double> gbit_s;
+};
+
+// An index of a device that finish() takes out.
+constexpr int kLeftOut = -2;
+
+// index: what CUDA or nvidia-smi calls it; -1 while no source says it. fabric: cluster and clique of a multi-node
+// NVLink domain, as NVML names it: GPUs of equal ones reach each other over NVLink.
+struct Gpu {
+  int index = -1;
+  std::string bus_id;
+  std::string model;
+  std::optional<int> numa_node;
+  std::optional<std::pair<std::string, int>> fabric;
+  std::vector<NvLinks> nvlinks;
+};
+
+// One port of a network adapter. name: of the verbs device (mlx5_0) or else of the interface (eth0). kind:
+// "infiniband", "roce", "ethernet", "efa" or "unknown".
+struct Nic {
+  int index = -1;
+  std::string name;
+  std::string bus_id;
+  std::string kind = "unknown";
+  std::optional<double> speed_gbit_s;
+  std::optional<int> numa_node;
+  bool speaks_rdma() const { return kind == "infiniband" || kind == "roce" || kind == "efa"; }
+};
+
+// The best path between two devices. kind: how far they are apart: "X" (itself), "NV12", "PIX", "PXB", "PHB", "NODE" or
+// "SYS", as in docs/topology.md. speed_gbit_s: of all its NVLinks, or of the slowest PCIe link on the way.
+struct Link {
+  std::string kind;
+  std::optional<double> speed_gbit_s;
+};
+
+// A place of the PCIe tree with all that hangs below it. kind: "host bridge", "switch", "gpu" or "nic". Ports are
+// folded into their switch. devices: places in `gpus` or `nics` of the machine: one GPU, or the ports of one adapter.
+// link_speed_gbit_s: of the link towards the root. numa_node: a host bridge's.
+struct PcieNode {
+  std::string kind;
+  std::string bus_id;
+  std::vector<int> devices;
+  std::optional<double> link_speed_gbit_s;
+  std::optional<int> numa_node;
+  std::vector<PcieNode> children;
+};
+
+// The places from the top of a tree down to a device; none for one that is not in it.
+using Path = std::vector<const PcieNode*>;
+
+// source: where the description came from. links: of all devices with all, a row after the other; GPUs come before
+// NICs, each by rising index. pcie: a tree for each host bridge. notes: what was assumed, one sentence each, for
+// people.
+struct Machine {
+  std::string name;
+  std::string source;
+  std::vector<Socket> sockets;
+  std::vector<NumaNode> numa_nodes;
+  std::vector<Gpu> gpus;
+  std::vector<Nic> nics;
+  std::vector<Link> links;
+  std::vector<PcieNode> pcie;
+  std::vector<std::string> notes;
+
+  int num_devices() const { return static_cast<int>(gpus.size() + nics.size()); }
+  // "GPU0", "NIC3".
+  std::string id(int device) const;
+  const Link& link(int a, int b) const { return links[static_cast<size_t>(a * num_devices() + b)]; }
+  // By device, as links are.
+  std::vector<Path> paths() const;
+  // Unless it is there.
+  void note(const std::string& text);
+};
+
+// Numbers devices: as their source does where all have a number of their own, else by bus id. Devices get the NUMA node
+// of their host bridge, and links; places of the tree without devices go.
+void finish(Machine& machine);
+
+// How many places two paths begin with in common.
+size_t num_shared(const Path& a, const Path& b);
+
+// Without blanks at its ends, and with a question mark for whatever is no printable ASCII.
+std::string printable(const std::string& text);
+
+}  // namespace isthmus::topology

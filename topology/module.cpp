@@ -1,0 +1,114 @@
+// isthmus._topology: what machines look like, for Python. No torch but its pybind11.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "topology/discover.h"
+#include "topology/nvml.h"
+#include "topology/rails.h"
+#include "topology/read.h"
+
+namespace isthmus::topology {
+namespace {
+
+namespace py = pybind11;
+using namespace py::literals;
+
+// "" is None.
+py::object text(const std::string& text) { return text.empty() ? py::none() : py::object(py::str(text)); }
+
+// NVML as this process found it. It takes a while, and does not change.
+const NvmlFacts& nvml() {
+  static const NvmlFacts facts = read_nvml();
+  return facts;
+}
+
+py::dict nvml_facts() {
+  const NvmlFacts& facts = (py::gil_scoped_release(), nvml());
+  py::dict fabrics;
+  for (const Gpu& gpu : facts.gpus) {
+    fabrics[py::str(gpu.bus_id)] = gpu.fabric;
+  }
+  return py::dict("driver"_a = facts.driver, "missing"_a = facts.missing, "fabrics"_a = fabrics);
+}
+
+py::list pcie(const Machine& machine, const std::vector<PcieNode>& places) {
+  py::list found;
+  for (const PcieNode& place : places) {
+    py::list devices;
+    for (const int device : place.devices) {
+      devices.append(machine.id(device + (place.kind == "gpu" ? 0 : static_cast<int>(machine.gpus.size()))));
+    }
+    found.append(py::dict("kind"_a = place.kind, "bus_id"_a = text(place.bus_id), "devices"_a = devices,
+                          "link_speed_gbit_s"_a = place.link_speed_gbit_s, "numa_node"_a = place.numa_node,
+                          "children"_a = pcie(machine, place.children)));
+  }
+  return found;
+}
+
+// The machine as the JSON of `isthmus topo` has it.
+py::dict facts(const Machine& machine) {
+  py::list sockets, numa_nodes, gpus, nics, links;
+  for (const Socket& socket : machine.sockets) {
+    py::list inside;
+    for (const NumaNode& node : machine.numa_nodes) {
+      if (node.socket == socket.index) {
+        inside.append(node.index);
+      }
+    }
+    sockets.append(py::dict("index"_a = socket.index, "numa_nodes"_a = inside, "model"_a = text(socket.model)));
+  }
+  for (const NumaNode& node : machine.numa_nodes) {
+    numa_nodes.append(py::dict("index"_a = node.index, "socket"_a = node.socket, "cpus"_a = text(node.cpus)));
+  }
+  for (const Gpu& gpu : machine.gpus) {
+    const py::object fabric =
+        !gpu.fabric ? py::none()
+                    : py::object(py::dict("cluster"_a = gpu.fabric->first, "clique"_a = gpu.fabric->second));
+    gpus.append(py::dict("index"_a = gpu.index, "bus_id"_a = text(gpu.bus_id), "model"_a = text(gpu.model),
+                         "numa_node"_a = gpu.numa_node, "fabric"_a = fabric));
+  }
+  for (const Nic& nic : machine.nics) {
+    nics.append(py::dict("index"_a = nic.index, "name"_a = text(nic.name), "bus_id"_a = text(nic.bus_id),
+                         "kind"_a = nic.kind, "speed_gbit_s"_a = nic.speed_gbit_s, "numa_node"_a = nic.numa_node));
+  }
+  for (int a = 0; a < machine.num_devices(); ++a) {
+    for (int b = a + 1; b < machine.num_devices(); ++b) {
+      const Link& link = machine.link(a, b);
+      links.append(py::dict("a"_a = machine.id(a), "b"_a = machine.id(b), "kind"_a = link.kind,
+                            "speed_gbit_s"_a = link.speed_gbit_s));
+    }
+  }
+  return py::dict("name"_a = machine.name, "source"_a = machine.source, "sockets"_a = sockets,
+                  "numa_nodes"_a = numa_nodes, "gpus"_a = gpus, "nics"_a = nics, "links"_a = links,
+                  "pcie"_a = pcie(machine, machine.pcie), "notes"_a = machine.notes);
+}
+
+py::tuple rails(const Machine& machine, std::optional<int> ranks_per_node) {
+  const Rails found = find_rails(machine, ranks_per_node);
+  py::list rails;
+  for (const Rail& rail : found.rails) {
+    rails.append(py::dict(
+        "local_index"_a = rail.local_index, "gpu"_a = rail.gpu < 0 ? py::none() : text(machine.id(rail.gpu)),
+        "nic"_a = machine.id(static_cast<int>(machine.gpus.size()) + rail.nic), "distance"_a = text(rail.distance),
+        "num_sharing"_a = rail.num_sharing, "speed_gbit_s"_a = rail.speed_gbit_s));
+  }
+  return py::make_tuple(rails, found.notes);
+}
+
+PYBIND11_MODULE(_topology, module) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  module.doc() = "What machines look like.";
+  module.attr("HWLOC") = hwloc_version();
+  // Local: isthmus._C, where it is loaded, too, has one for all of Isthmus's errors.
+  py::register_local_exception<TopologyError>(module, "TopologyError", PyExc_ValueError);
+  py::class_<Machine>(module, "Machine")
+      .def_property_readonly("facts", &facts)
+      .def("rails", &rails, "ranks_per_node"_a = py::none());
+  module.def("nvml", &nvml_facts);
+  module.def("read_machine", &read_machine, unlocked, "path"_a);
+  module.def(
+      "discover", [] { return discover(nvml()); }, unlocked);
+}
+
+}  // namespace
+}  // namespace isthmus::topology
