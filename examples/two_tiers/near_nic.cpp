@@ -1,84 +1,58 @@
 #include "near_nic.h"
 
-#include <hwloc.h>
+#include <isthmus/error.h>
+#include <sched.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <vector>
+#include <sstream>
+
+#include "topology/discover.h"
+#include "topology/rails.h"
 
 namespace {
 
-struct TopologyDeleter {
-  void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
-};
-using Topology = std::unique_ptr<hwloc_topology, TopologyDeleter>;
-using CpuSet = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
-
-struct Place {
-  std::string name;
-  hwloc_obj_t object;  // has cores
-};
-
-Topology load_topology() {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) {
-    return nullptr;
-  }
-  Topology topology(raw);
-  hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-  return hwloc_topology_load(raw) == 0 ? std::move(topology) : nullptr;
-}
-
-// Network devices behind a PCI device; others (lo, bridges) are nowhere.
-std::vector<Place> nics(hwloc_topology_t topology) {
-  std::vector<Place> places;
-  for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology, device)) != nullptr;) {
-    const bool is_nic = device->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK;
-    const bool is_pci = device->parent != nullptr && device->parent->type == HWLOC_OBJ_PCI_DEVICE;
-    if (is_nic && is_pci) {
-      places.push_back({std::string("near ") + device->name, hwloc_get_non_io_ancestor_obj(topology, device)});
+// The cores of "0-3,8".
+cpu_set_t cores_of(const std::string& list) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  std::istringstream text(list);
+  for (int first = 0, last = 0; text >> first; text.ignore()) {
+    last = first;
+    if (text.peek() == '-') {
+      text.ignore();
+      text >> last;
+    }
+    for (; first <= last && first < CPU_SETSIZE; ++first) {
+      CPU_SET(first, &cores);
     }
   }
-  return places;
+  return cores;
 }
 
-std::vector<Place> numa_nodes(hwloc_topology_t topology) {
-  std::vector<Place> places;
-  for (hwloc_obj_t node = nullptr;
-       (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
-    places.push_back({"on NUMA node " + std::to_string(node->os_index), node});
+std::string bind_to_cores(const isthmus::topology::Machine& machine, size_t local_index) {
+  const std::vector<int> nics = isthmus::topology::rail_nics(machine);
+  const auto* nic = nics.empty() ? nullptr : &machine.nics[nics[local_index % nics.size()]];
+  const auto* node = &machine.numa_nodes.at(local_index % machine.numa_nodes.size());
+  for (const auto& each : machine.numa_nodes) {
+    node = nic != nullptr && nic->numa_node == each.index ? &each : node;
   }
-  return places;
-}
-
-std::string list_cores(hwloc_const_cpuset_t cores) {
-  char* text = nullptr;
-  hwloc_bitmap_list_asprintf(&text, cores);
-  std::string list = text == nullptr ? "?" : text;
-  std::free(text);
-  return list;
+  const std::string place =
+      nic != nullptr && nic->numa_node ? "near " + nic->name : "on NUMA node " + std::to_string(node->index);
+  const cpu_set_t cores = cores_of(node->cpus);
+  if (sched_setaffinity(0, sizeof cores, &cores) != 0) {
+    return "not bound " + place + ": " + std::strerror(errno);
+  }
+  return place + ", cores " + node->cpus;
 }
 
 }  // namespace
 
 std::string bind_near_nic(int local_index) {
-  const Topology topology = load_topology();
-  if (topology == nullptr) {
-    return "not bound: hwloc cannot read this machine";
+  try {
+    const auto machine = isthmus::topology::discover(isthmus::topology::read_nvml());
+    return bind_to_cores(machine, static_cast<size_t>(local_index));
+  } catch (const isthmus::Error& error) {
+    return std::string("not bound: ") + error.what();
   }
-  std::vector<Place> places = nics(topology.get());
-  if (places.empty()) {
-    places = numa_nodes(topology.get());
-  }
-  const Place& place = places[static_cast<size_t>(local_index) % places.size()];
-  const CpuSet cores(hwloc_bitmap_dup(place.object->cpuset), &hwloc_bitmap_free);
-  hwloc_bitmap_and(cores.get(), cores.get(), hwloc_topology_get_allowed_cpuset(topology.get()));
-  if (hwloc_set_cpubind(topology.get(), cores.get(), HWLOC_CPUBIND_THREAD) != 0) {
-    return "not bound " + place.name + ": " + std::strerror(errno);
-  }
-  // Memory that is touched from here on comes from there as well.
-  hwloc_set_membind(topology.get(), cores.get(), HWLOC_MEMBIND_BIND, HWLOC_MEMBIND_THREAD);
-  return place.name + ", cores " + list_cores(cores.get());
 }

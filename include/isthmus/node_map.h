@@ -1,4 +1,4 @@
-// Which rank sits on which node. topology/node_map.py finds the map.
+// Which rank sits on which node. python/isthmus/group/nodes finds the map.
 #pragma once
 
 #include <string>

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from isthmus.group.nodes.node_map import ranks_by_value
+from isthmus.group.rails import count, nvlinks_in_words
 from isthmus.plan.sources import slowest
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def print_overview(view: Overview, console: Console) -> None:
 def _parts(view: Overview) -> Iterator[Text | Tree | Table]:
     machine, blank = view.machine, Text()
     yield Text.assemble((machine["name"], "bold"), f"  (from {machine['source']})")
-    yield from (Text(f"  {sentence}") for sentence in summary(machine))
+    yield from (Text(f"  {sentence}") for sentence in _summary(machine))
     yield from (blank, _tree(machine))
     if len(_labels(machine)) > 1:
         yield from (blank, *_matrix(machine), Text(_LEGEND, "dim"))
@@ -135,27 +135,17 @@ def _labels(machine: Facts) -> dict[str, str]:
     return found
 
 
-def _count(names: Iterable[str]) -> str:
-    """Return "8 x NVIDIA H100" for eight of a kind."""
-    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
-
-
-def summary(machine: Facts) -> Iterator[str]:
+def _summary(machine: Facts) -> Iterator[str]:
     """Yield what the machine has: processors, NUMA nodes, GPUs, NICs, NVLinks."""
-    yield _count(socket["model"] or "unknown model" for socket in machine["sockets"]) or "processors unknown"
+    yield count(socket["model"] or "unknown model" for socket in machine["sockets"]) or "processors unknown"
     numa = len(machine["numa_nodes"])
     if numa:
         yield f"{numa} NUMA node{'s' if numa > 1 else ''}"
-    yield _count(gpu["model"] or "GPU" for gpu in machine["gpus"]) or "no GPU"
+    yield count(gpu["model"] or "GPU" for gpu in machine["gpus"]) or "no GPU"
     nics = (f"{_KINDS.get(nic['kind'], '')} {_gbit_s(nic['speed_gbit_s'])}".strip() or "NIC" for nic in machine["nics"])
-    yield _count(nics) or "no NIC"
-    pairs = [link for link in machine["links"] if link["a"].startswith("GPU") and link["b"].startswith("GPU")]
-    joined = [link for link in pairs if link["kind"].startswith("NV")]
-    if joined and len({(link["kind"], link["speed_gbit_s"]) for link in pairs}) == 1:
-        speed = _gbit_s(joined[0]["speed_gbit_s"])
-        yield f"{joined[0]['kind']} between all GPUs{f', {speed} a pair' if speed else ''}"
-    elif joined:
-        yield f"NVLinks between {len(joined)} of {len(pairs)} pairs of GPUs"
+    yield count(nics) or "no NIC"
+    if nvlinks := nvlinks_in_words(machine):
+        yield nvlinks
 
 
 def _tree(machine: Facts) -> Tree:

@@ -20,6 +20,7 @@ from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
 from isthmus.group.nodes import node_map
 from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
+from isthmus.group.rails import Place, find_place
 from isthmus.job import this_job
 from isthmus.told import on_all
 
@@ -37,6 +38,7 @@ class Introduction:
     surroundings: Surroundings = field(default_factory=Surroundings)
     options: dict[str, str] | None = None
     gpu: Gpu = field(default_factory=Gpu)
+    place: Place = field(default_factory=Place)
     error: str = ""
     #: Why it has no place in its job.
     misplaced: str = ""
@@ -50,7 +52,8 @@ class Introduction:
     def from_text(cls, text: bytes) -> Introduction:
         """Undo `to_text`."""
         values = json.loads(text)
-        parts = {"surroundings": Surroundings.from_json(values["surroundings"]), "gpu": Gpu(**values["gpu"])}
+        surroundings = Surroundings.from_json(values["surroundings"])
+        parts = {"surroundings": surroundings, "gpu": Gpu(**values["gpu"]), "place": Place(**values["place"])}
         return cls(**values | parts)
 
 
@@ -84,13 +87,17 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         return None, Introduction(error=str(error))
     if group.beyond_job:
         return options, introduction
+    bus_id = introduction.gpu.bus_id
+    is_whole_job = group.size == group.world_size > 1 and group.node is None
     try:
-        return options, replace(introduction, surroundings=_find_place(group, options, introduction.gpu))
+        place = find_place(bus_id) if is_whole_job and bus_id else Place()
+        surroundings = _find_surroundings(group, options, introduction.gpu)
+        return options, replace(introduction, surroundings=surroundings, place=place)
     except Exception as error:
         return options, replace(introduction, misplaced=str(error))
 
 
-def _find_place(group: Group, options: _C.Options, gpu: Gpu) -> Surroundings:
+def _find_surroundings(group: Group, options: _C.Options, gpu: Gpu) -> Surroundings:
     """Describe this rank's node in its job, and join the job's MPI if the options want it."""
     global_rank = group.global_ranks[group.rank]
     if options.inter_tier == "mpi":

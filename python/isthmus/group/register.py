@@ -17,6 +17,7 @@ from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
 from isthmus.group.nodes.node_map import BEYOND, Nodes
+from isthmus.group.rails import Place, doubts, found
 from isthmus.nodes import leave_note
 from isthmus.warned import warn_once
 
@@ -94,7 +95,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = choose(place(group, introductions))
-    _log_nodes(group, nodes)
+    _log_nodes(group, nodes, [introduction.place for introduction in introductions])
     gpus = [introduction.gpu for introduction in introductions]
     no_cuda = why_none(group.global_ranks, gpus)
     if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
@@ -165,8 +166,8 @@ def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[
     return gloo_tier(group, f"inter/{local_index}", rail)
 
 
-def _log_nodes(group: Group, nodes: Nodes) -> None:
-    """Log how the ranks are placed, and what the placement is based on."""
+def _log_nodes(group: Group, nodes: Nodes, places: list[Place]) -> None:
+    """Log how the ranks are placed, what the placement is based on, and what the nodes have."""
     if group.rank != 0:
         return
     if group.beyond_job:
@@ -177,6 +178,9 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
     two_tier = has_two_tiers(nodes.node_of_rank)
     if not two_tier:
         text += ": everything goes to the world backend, uncompressed"
+    text += found(nodes.node_of_rank, places)
     # A subgroup inside a node is normal, and the group of all ranks has reported doubts.
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
+    if two_tier:
+        process.warn_once(doubts(nodes.node_of_rank, places))

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus import native
+from isthmus.group.rails import gpus_in_words, rails_in_words
 from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
@@ -157,6 +158,15 @@ def _topology_features() -> Iterator[Feature]:
     yield _feature("hwloc", bool(topology.HWLOC), topology.HWLOC or "not built in: libhwloc-dev was missing")
     nvml = topology.nvml()
     missing = nvml["missing"].removeprefix("NVML: ")
+    machine, error = _attempt(topology.discover)
+    if machine is not None:
+        facts, rails = machine.facts, machine.rails()[0]
+        name_of = {f"NIC{nic['index']}": nic["name"] or f"NIC{nic['index']}" for nic in facts["nics"]}
+        speed_of = {f"NIC{nic['index']}": nic["speed_gbit_s"] for nic in facts["nics"]}
+        leaves = (
+            rails_in_words([(name_of[rail["nic"]], speed_of[rail["nic"]]) for rail in rails]) if rails else "no NIC"
+        )
+        yield _feature("machine", True, f"{gpus_in_words(facts) or 'no GPU'}; {leaves}")
     yield _feature("NVML", not missing, missing or f"driver {nvml['driver']}, {len(nvml['fabrics'])} GPUs")
 
 

@@ -93,6 +93,8 @@ def test_the_readme_script_trains_without_a_compiler(environment: Environment) -
 def test_commands_run(environment: Environment) -> None:
     assert "torch" in environment.says("isthmus", "info")
     assert "NUMA node" in environment.says("isthmus", "topo")
+    show = "import isthmus._topology; print(open('/proc/self/maps').read())"
+    assert "isthmus.libs/libhwloc" in environment.says("python", "-c", show)
     links = ("--inter", "25gbit", "--intra", "3600gbit")
     assert "quant" in environment.says("isthmus", "plan", "--preset", "llama2-7b", "--nodes", "2", *links)
 

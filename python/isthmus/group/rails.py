@@ -1,0 +1,133 @@
+"""What ranks found on their machines, for people: GPUs, NVLinks, and the NIC that each rail leaves by.
+
+Nothing is decided by it. `topology/` finds it; a rank tells the others in its introduction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.group.nodes.node_map import machine_identity, name_ranks, ranks_by_value
+
+#: NICs of a node that are named one by one.
+_MOST_NAMED = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's GPU on its machine. What is empty is not known.
+
+    gpus: all of the machine, in words. island: equal texts are GPUs that NVLinks join. nic: its name; gbit_s: its
+    speed; num_nics: how many of its kind and speed the machine has.
+    """
+
+    gpus: str = ""
+    island: str = ""
+    nic: str = ""
+    gbit_s: float | None = None
+    num_nics: int = 0
+
+
+def find_place(gpu_bus_id: str) -> Place:
+    """Describe the machine around a GPU ("0000:07:00.0"); as far as that is possible: it raises nothing."""
+    from isthmus import _topology
+
+    try:
+        machine = _topology.discover()
+    except ValueError:  # a TopologyError: without hwloc, or of a machine that it cannot read
+        return Place()
+    facts = machine.facts
+    name = next((f"GPU{gpu['index']}" for gpu in facts["gpus"] if gpu["bus_id"] == gpu_bus_id), None)
+    if name is None:
+        return Place()
+    joined = [{link["a"], link["b"]} for link in facts["links"] if link["kind"].startswith("NV")]
+    island = {name}
+    while more := next((pair for pair in joined if len(pair & island) == 1), None):
+        island |= more
+    place = Place(gpus=gpus_in_words(facts), island=f"{machine_identity()} {sorted(island)}")
+    chosen = next((rail["nic"] for rail in machine.rails()[0] if rail["gpu"] == name), None)
+    nics = {f"NIC{nic['index']}": nic for nic in facts["nics"]}
+    if chosen is None:
+        return place
+    nic = nics[chosen]
+    alike = [one for one in nics.values() if (one["kind"], one["speed_gbit_s"]) == (nic["kind"], nic["speed_gbit_s"])]
+    return Place(place.gpus, place.island, nic["name"] or chosen, nic["speed_gbit_s"], len(alike))
+
+
+def gpus_in_words(facts: dict[str, Any]) -> str:
+    """Return "8 x NVIDIA H100, NV18 between all GPUs, 3600 Gbit/s a pair"."""
+    return ", ".join(filter(None, (count(gpu["model"] or "GPU" for gpu in facts["gpus"]), nvlinks_in_words(facts))))
+
+
+def nvlinks_in_words(facts: dict[str, Any]) -> str:
+    """Return "NV18 between all GPUs", or between how many pairs there are NVLinks; "" without any."""
+    pairs = [link for link in facts["links"] if link["b"].startswith("GPU")]
+    joined = [link for link in pairs if link["kind"].startswith("NV")]
+    if not joined:
+        return ""
+    if len({(link["kind"], link["speed_gbit_s"]) for link in pairs}) > 1:
+        return f"NVLinks between {len(joined)} of {len(pairs)} pairs of GPUs"
+    speed = joined[0]["speed_gbit_s"]
+    return f"{joined[0]['kind']} between all GPUs" + ("" if speed is None else f", {speed:.4g} Gbit/s a pair")
+
+
+def count(names: Iterable[str]) -> str:
+    """Return "8 x NVIDIA H100" for eight of a kind."""
+    return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
+
+
+def rails_in_words(nics: Sequence[tuple[str, float | None]]) -> str:
+    """Return by which NICs the ranks of a node leave, and how fast. nics: each rank's, and the NIC's speed."""
+    ranks_of = ranks_by_value(range(len(nics)), nics)
+    named = []
+    for (name, gbit_s), ranks in list(ranks_of.items())[:_MOST_NAMED]:
+        shared = f" for {len(ranks)} ranks" if len(ranks) > 1 else ""
+        named.append(f"{name} ({'speed unknown' if gbit_s is None else f'{gbit_s:.4g} Gbit/s'}{shared})")
+    return f"rails leave by {', '.join(named)}{', ...' if len(ranks_of) > _MOST_NAMED else ''}"
+
+
+def found(node_of_rank: Sequence[int], places: Sequence[Place]) -> str:
+    """Return what the nodes have, as the first one has it; "" where that is not known."""
+    first = [place for node, place in zip(node_of_rank, places, strict=True) if node == 0]
+    if not all(place.gpus for place in first):
+        return ""
+    rails = rails_in_words([(place.nic, place.gbit_s) for place in first]) if all(place.nic for place in first) else ""
+    return f"; a node has {first[0].gpus}" + (f"; {rails}" if rails else "")
+
+
+def doubts(node_of_rank: Sequence[int], places: Sequence[Place]) -> str:
+    """Return what is not as it should be, and what to set; "" where nothing is known to be wrong."""
+    if not all(place.island and place.nic for place in places):
+        return ""
+    return "; ".join(_doubts(list(ranks_by_value(range(len(places)), node_of_rank).values()), places))
+
+
+def _doubts(nodes: list[list[int]], places: Sequence[Place]) -> Iterator[str]:
+    islands = ranks_by_value(range(len(places)), [place.island for place in places])
+    most = max(map(len, nodes))
+    if len({len(ranks) for ranks in islands.values()}) == 1 and len(places) // len(islands) >= most:
+        for node, ranks in enumerate(nodes):
+            if len({places[rank].island for rank in ranks}) > 1:
+                better = "|".join(",".join(map(str, island)) for island in islands.values())
+                yield f"the GPUs of node {node} are not joined by NVLinks: set ISTHMUS_NODES={better}"
+                return
+    for ranks in nodes:
+        users = ranks_by_value(ranks, [places[rank].nic for rank in ranks])
+        if len(users) < min(len(ranks), places[ranks[0]].num_nics):
+            name, sharing = max(users.items(), key=lambda item: len(item[1]))
+            yield (
+                f"{name_ranks(sharing)} share {name}, while other NICs of their node are idle: set "
+                "CUDA_VISIBLE_DEVICES to GPUs that `isthmus topo` shows with NICs of their own"
+            )
+            break
+    for rail in zip(*nodes, strict=False):
+        other = next((rank for rank in rail if places[rank].nic != places[rail[0]].nic), None)
+        if other is not None:
+            yield (
+                f"rails differ between nodes: rank {rail[0]} leaves by {places[rail[0]].nic}, and rank {other} by "
+                f"{places[other].nic}: set CUDA_VISIBLE_DEVICES so that ranks take GPUs in one order on all nodes"
+            )
+            return
