@@ -304,9 +304,9 @@ TEST_F(WithNvml, LinksThroughSwitchesJoinEveryPair) {
 }
 
 TEST_F(WithNvml, DirectLinksOfUnequalWidth) {
-  made_up_gpu& first = gpu("0000:13:00.0", {"0000:14:00.0", "0000:14:00.0", "0000:83:00.0", "0000:83:00.0"});
-  first.links[3].is_on = 0;
-  gpu("0000:14:00.0", {"0000:13:00.0", "0000:13:00.0"});
+  made_up_gpu& first = gpu("0000:13:00.0", {"0000:14:00.0", "0000:14:00.0", "0000:14:00.0", "0000:83:00.0"});
+  made_up_gpu& second = gpu("0000:14:00.0", {"0000:13:00.0", "0000:13:00.0", "0000:13:00.0"});
+  first.links[0].is_on = second.links[0].is_on = 0;
   gpu("0000:83:00.0", {"0000:13:00.0"});
   const Machine machine = found(eight_devices(), asked());
   EXPECT_EQ(machine.link(0, 1).kind + machine.link(0, 2).kind + machine.link(1, 2).kind, "NV2NV1SYS");

@@ -56,6 +56,8 @@ TEST(Nccl, NvLinks) {
   expect(gpu(0, {to(1, 1, "tclass=\"0x030200\""), to(2, 2)}, 70) + gpu(1, {to(0, 1)}, 70) + gpu(2, {}, 70),
          {"NV1", "NV2", "PHB"}, 200);
   expect(gpu(0, {to(1, 4)}) + gpu(1, {to(0, 2)}), {"NV2"}, 400, "different numbers of NVLinks between them");
+  // A third GPU is no switch, though the links to it tell no class.
+  expect(gpu(0, {to(2, 2)}) + gpu(1, {to(2, 2)}) + gpu(2), {"PHB", "NV2", "NV2"}, 0);
   // To a GPU that the job did not see, and to the processor.
   expect(gpu(0, {to(9, 2, "tclass=\"0x030200\"")}) + gpu(1, {to(9, 2, "tclass=\"0x030200\"")}), {"PHB"}, 0);
   expect(gpu(0, {to(8, 3, "tclass=\"0x068001\"")}) + gpu(1, {to(8, 3, "tclass=\"0x068001\"")}), {"PHB"}, 0);

@@ -66,6 +66,7 @@ TEST(Files, ThatHoldNoMachine) {
                              10),
                  "is no description of a machine: expected hwloc XML");
   expect_refused("GPU0\nGPU1\n\xff\xfe", "is not UTF-8 text", 3);
+  expect_refused("\x80", "is not UTF-8 text", 1);
   expect_refused("hello", "is no description of a machine");
   expect_refused("{}", "is no description of a machine");
   expect_refused("<", "is no well-formed XML", 1);
@@ -182,6 +183,7 @@ TEST(Hwloc, DamagedFilesAndOtherVersions) {
   expect_refused(replaced(eight_devices(), "version=\"2.0\"", "version=\"3.0\""),
                  "is hwloc XML of version '3.0': expected 2", 3);
   expect_refused(replaced(eight_devices(), "version=\"2.0\"", "version=\"evil\""), "is hwloc XML of version 'evil'", 3);
+  expect_refused("<topology/>", "is hwloc XML of version '1': expected 2", 1);
   expect_refused("<topology version=\"2.0\"/>", "cannot read it");
   expect_refused(eight_devices().substr(0, 3000), "is no well-formed XML", 45);
   expect_refused(replaced(eight_devices(), "type=\"PU\"", "type=\"Pu\" cpuset=\"\""), "an attribute is given twice", 8);
