@@ -1,7 +1,9 @@
-// NICs: which ports there are, under which name, and what is none.
+// NICs: which ports there are, under which name, and what is none; and sysfs, which says it.
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <tuple>
 
 #include "topology/hwloc.h"
@@ -29,7 +31,39 @@ bool is_representor(const std::string& port_name) {
          port_name.find('f', 3) != std::string::npos;
 }
 
+// The speed of a port in what a driver says, "200 Gb/sec (4X HDR)" or Mbit/s.
+std::optional<double> port_gbit_s(const std::string& text, double divisor) {
+  char* end = nullptr;
+  const double speed = std::strtod(text.c_str(), &end) / divisor;
+  return end != text.c_str() && speed > 0 && speed <= kMostGbitS ? std::optional(speed) : std::nullopt;
+}
+
 }  // namespace
+
+std::string Sysfs::line(const std::string& path) const {
+  std::string text;
+  if (exists()) {
+    std::ifstream file(root_ + path);
+    std::getline(file, text);
+  }
+  return printable(text);
+}
+
+std::vector<std::string> Sysfs::names(const std::string& folder) const {
+  std::vector<std::string> found;
+  std::error_code error;
+  std::filesystem::directory_iterator at(root_ + folder, error);
+  for (const std::filesystem::directory_iterator end; exists() && !error && at != end; at.increment(error)) {
+    found.push_back(at->path().filename());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::string Sysfs::target(const std::string& path) const {
+  std::error_code error;
+  return exists() ? std::filesystem::read_symlink(root_ + path, error).filename().string() : "";
+}
 
 void Adapters::add(hwloc_obj_t function, PcieNode& place) {
   const auto first = static_cast<int>(machine_.nics.size());

@@ -4,17 +4,35 @@
 #include <hwloc.h>
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "topology/machine.h"
-#include "topology/sysfs.h"
 
 namespace isthmus::topology {
 
 using Topology = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)>;
 using PciAttributes = hwloc_obj_attr_u::hwloc_pcidev_attr_s;
+
+// Attributes of devices as Linux shows them under /sys. Any may be missing, unreadable or nonsense.
+class Sysfs {
+ public:
+  // root: "" for a recorded machine, which has none: nothing is read.
+  explicit Sysfs(std::string root) : root_(std::move(root)) {}
+
+  bool exists() const { return !root_.empty(); }
+  // One line, printable; "": missing or unreadable, as an interface's speed is while it is down.
+  std::string line(const std::string& path) const;
+  // What is in a folder, sorted.
+  std::vector<std::string> names(const std::string& folder) const;
+  // The last part of where a symbolic link leads; "": it is none.
+  std::string target(const std::string& path) const;
+
+ private:
+  std::string root_;
+};
 
 // To be loaded, with the devices that matter.
 Topology new_topology();
