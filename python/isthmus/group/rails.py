@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from isthmus.group.nodes.node_map import machine_identity, name_ranks, ranks_by_value
@@ -31,8 +32,12 @@ class Place:
     num_nics: int = 0
 
 
+@cache
 def find_place(gpu_bus_id: str) -> Place:
-    """Describe the machine around a GPU ("0000:07:00.0"); as far as that is possible: it raises nothing."""
+    """Describe the machine around a GPU ("0000:07:00.0"); as far as that is possible: it raises nothing.
+
+    Looked for once in a process: a machine of many devices takes a while.
+    """
     from isthmus import _topology
 
     try:
