@@ -1,4 +1,4 @@
-"""Runs clang-tidy over the C++ of src and kernels that a build folder compiles for the host, several files at a time.
+"""Runs clang-tidy over the C++ of src, kernels and topology that a build folder compiles for the host, files at a time.
 
 Usage: tidy.py BUILD_FOLDER [JOBS]. Exit code 1 if it finds anything.
 """
@@ -39,7 +39,7 @@ def sources(folder: Path) -> list[Path]:
     """Return what the folder compiles, those first that take longest: several files in one."""
     paths = {Path(command["file"]) for command in json.loads((folder / "compile_commands.json").read_text())}
     batches = sorted(path for path in paths if path.parent == folder)
-    own = sorted(path for path in paths if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "kernels"))
+    own = sorted(path for path in paths for name in ("src", "kernels", "topology") if path.is_relative_to(ROOT / name))
     return [*batches, *(path for path in own if path.suffix == ".cpp")]
 
 

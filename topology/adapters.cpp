@@ -99,15 +99,15 @@ void Adapters::add_verbs(hwloc_obj_t device, const PciAttributes& pci) {
   const std::string name = name_of(device), folder = "/class/infiniband/" + name;
   for (const int port : ports(device)) {
     verbs_ports_.insert(port);
-    const std::string number = std::to_string(port), own = folder + "/ports/" + number + "/";
-    const std::string shown = port == 1 ? name : name + ":" + number;
+    const std::string number = std::to_string(port), own = isthmus::detail::concatenate(folder, "/ports/", number, "/");
+    const std::string shown = port == 1 ? name : isthmus::detail::concatenate(name, ":", number);
     const std::string state = sysfs_.exists() ? sysfs_.line(own + "state") : info(device, "Port" + number + "State");
     if (!state.empty() && state[0] != '4') {  // 4: ACTIVE
       left_out_ += ", " + printable(shown) + " (down)";
       continue;
     }
     const std::string layer = sysfs_.line(own + "link_layer");
-    const bool is_iwarp = sysfs_.line(folder + "/node_type").starts_with("4");
+    const bool is_iwarp = sysfs_.line(folder + "/node_type").starts_with('4');
     std::string kind = nic_kind(pci.class_id, pci.vendor_id, name, true);
     if (kind != "efa" && !layer.empty()) {
       kind = layer == "InfiniBand" ? "infiniband" : layer != "Ethernet" ? "unknown" : is_iwarp ? "ethernet" : "roce";
@@ -135,7 +135,7 @@ std::vector<int> Adapters::ports(hwloc_obj_t device) const {
 void Adapters::add_interface(hwloc_obj_t device, const PciAttributes& pci) {
   const std::string name = name_of(device), folder = "/class/net/" + name;
   const std::string number = sysfs_.line(folder + "/dev_port"), type = sysfs_.line(folder + "/type");
-  const int port = number.size() > 4 ? 0 : std::atoi(number.c_str());
+  const int port = number.size() > 4 ? 0 : static_cast<int>(std::strtol(number.c_str(), nullptr, 10));
   const bool is_seen =
       verbs_ports_ == std::set{1} || verbs_ports_.count(port + 1) != 0 || (!sysfs_.exists() && !verbs_ports_.empty());
   if (is_seen || is_representor(sysfs_.line(folder + "/phys_port_name"))) {

@@ -128,7 +128,7 @@ void link_devices(Machine& machine) {
         const bool known = numa_node(a) && numa_node(b);
         link = over_pcie(paths[a], paths[b], known ? numa_node(a) == numa_node(b) : machine.numa_nodes.size() <= 1);
       }
-      machine.links[static_cast<size_t>(a * size + b)] = machine.links[static_cast<size_t>(b * size + a)] = *link;
+      machine.links[a * size + b] = machine.links[b * size + a] = *link;
     }
   }
 }

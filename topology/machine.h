@@ -123,7 +123,7 @@ struct Machine {
   int num_devices() const { return static_cast<int>(gpus.size() + nics.size()); }
   // "GPU0", "NIC3".
   std::string id(int device) const;
-  const Link& link(int a, int b) const { return links[static_cast<size_t>(a * num_devices() + b)]; }
+  const Link& link(int a, int b) const { return links[a * num_devices() + b]; }
   // By device, as links are.
   std::vector<Path> paths() const;
   // Unless it is there.

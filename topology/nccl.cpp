@@ -29,7 +29,7 @@ std::string cpus_of_mask(std::string mask) {
   size_t in_word = 0;
   for (const char one : mask) {
     in_word = one == ',' ? 0 : in_word + 1;
-    if ((one != ',' && std::isxdigit(static_cast<unsigned char>(one)) == 0) || in_word > 8 || mask.size() > 9 * 256) {
+    if ((one != ',' && std::isxdigit(static_cast<unsigned char>(one)) == 0) || in_word > 8 || mask.size() > 2304) {
       return "";
     }
   }

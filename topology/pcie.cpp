@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <regex>
 
@@ -14,10 +15,9 @@ constexpr int kNvidia = 0x10DE, kAmd = 0x1002, kAmazon = 0x1D0F;
 
 // The number that a text begins with; 0: none, or too large a one.
 double number(const std::string& text, double most) {
-  double value = 0;
-  const bool is_number =
-      !text.empty() && text[0] >= '0' && text[0] <= '9' && std::sscanf(text.c_str(), "%18lf", &value) == 1;
-  return is_number && value <= most ? value : 0;
+  const bool is_number = !text.empty() && text[0] >= '0' && text[0] <= '9';
+  const double value = is_number ? std::strtod(text.c_str(), nullptr) : 0;
+  return value <= most ? value : 0;
 }
 
 double lesser_known(double one, double other) { return one == 0 || other == 0 ? one + other : std::min(one, other); }

@@ -30,6 +30,7 @@ class Pairing {
     Rails found;
     const int num_counted = std::min(num_ranks_, static_cast<int>(nics_.size()));
     std::vector<int> by_order;
+    by_order.reserve(num_ranks_);
     for (int rank = 0; rank < num_ranks_; ++rank) {
       by_order.push_back(nics_[static_cast<size_t>(rank) * num_counted / num_ranks_]);
     }
