@@ -38,11 +38,11 @@ def find_place(gpu_bus_id: str) -> Place:
 
     Looked for once in a process: a machine of many devices takes a while.
     """
-    from isthmus import _topology
-
     try:
+        from isthmus import _topology
+
         machine = _topology.discover()
-    except ValueError:  # a TopologyError: without hwloc, or of a machine that it cannot read
+    except (ImportError, ValueError):  # hwloc is missing, or cannot read this machine
         return Place()
     facts = machine.facts
     name = next((f"GPU{gpu['index']}" for gpu in facts["gpus"] if gpu["bus_id"] == gpu_bus_id), None)

@@ -50,6 +50,8 @@ def pack(build: Path, output: Path) -> None:
     run("cmake", "--install", str(build), "--prefix", str(places.site), "--strip")
     for path in site.glob("_mpi.*.so"):
         path.unlink()
+    for path in site.glob("_topology.*.so"):
+        shutil.copy2(library_of(path, "libhwloc"), site)  # beside it, where it is looked for
     programs = output / "programs"
     programs.mkdir(parents=True)
     for name in PROGRAMS:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from isthmus import _topology
+from isthmus.group.nodes import node_map
 from isthmus.group.rails import Place, doubts, find_place, found, rails_in_words
 from support.machines import eight_gpus
 
@@ -85,6 +87,10 @@ def test_what_is_not_known_is_not_told(places, monkeypatch):
 
     monkeypatch.setattr(_topology, "discover", refuse)
     assert find_place("0000:01:00.0") == Place()
+    monkeypatch.setitem(sys.modules, "isthmus._topology", None)
+    monkeypatch.delattr("isthmus._topology")
+    assert find_place("0000:02:00.0") == Place()
+    assert node_map.gpu_fabric("0000:02:00.0") == ""
 
 
 def test_many_nics_are_not_all_named():

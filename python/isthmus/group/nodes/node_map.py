@@ -190,8 +190,10 @@ def gpu_fabric(bus_id: str) -> str:
 
     Loads NVML, once a process.
     """
-    from isthmus import _topology
-
+    try:
+        from isthmus import _topology
+    except ImportError:  # of hwloc, which was there when it was built
+        return ""
     fabric = _topology.nvml()["fabrics"].get(bus_id)
     return f"{fabric[0]} clique {fabric[1]}" if fabric else ""
 
