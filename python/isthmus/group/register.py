@@ -183,4 +183,4 @@ def _log_nodes(group: Group, nodes: Nodes, places: list[Place]) -> None:
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
     if two_tier:
-        process.warn_once(doubts(nodes.node_of_rank, places))
+        warn_once(doubts(nodes.node_of_rank, places))
