@@ -25,14 +25,21 @@ struct Tiers {
   std::shared_ptr<Transport> gather_inter = nullptr;
 };
 
+// A gather of weights between its halves.
+struct WeightGather {
+  virtual ~WeightGather() = default;
+  EventPtr begun;  // passes when the first half is done
+};
+using WeightGatherPtr = std::shared_ptr<WeightGather>;
+
 // Collectives over the ranks of a NodeMap. Every rank calls the same methods in the same order with equal arguments,
 // from one thread at a time. Any thread may call phase(), throw_if_faulted(), stats() and abort().
 //
 // On the CPU collectives are done on return; streams are ignored, and returned events are null. On a GPU the calling
 // thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it is done.
 // Buffers stay alive until then; device().wait(event, stream) makes a stream wait for it. Only
-// gather_weights() waits for the device. If a decoder finds a fault there, a later call or throw_if_faulted() throws
-// it.
+// gather_weights() and wait_for_headers() wait for the device. If a decoder finds a fault there, a later call or
+// throw_if_faulted() throws it.
 //
 // Collectives can be captured into a CUDA graph once each unit has been reduced outside a graph. Graphs of one
 // communicator are replayed one after another. Their units keep the scale they had, and are neither loaded nor cleared
@@ -73,10 +80,20 @@ class Communicator {
   // Gathers a unit's weights. Between nodes only the bit-exact difference to the unit's previous gather crosses, or
   // nothing where they are equal (docs/weights.md). It keeps a copy of the shards of this rank's rail in memory. The
   // weights cross whole in the unit's first gather, beyond max_units units, where another rank has nothing to compare
-  // with, and in CUDA graphs. Such gathers are counted by reason. On a GPU the calling thread waits until `shard` is
-  // encoded and all nodes' headers are there, or the communicator is aborted. unit: collective kAllGather; num_elements
-  // and dtype of `gathered`.
+  // with, and in CUDA graphs. Such gathers are counted by reason. It is the three calls below, one after the other.
+  // unit: collective kAllGather; num_elements and dtype of `gathered`.
   EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
+
+  // The first half: what `shard` differs by is encoded, and the nodes exchange headers. Both buffers stay as they are
+  // until the gather is finished or given up.
+  WeightGatherPtr begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
+  // On a GPU, waits until the host has all nodes' headers, or the communicator is aborted. Any thread may call it.
+  void wait_for_headers(const WeightGather& gather);
+  // The second half, after wait_for_headers(): packets cross, and the shards are gathered within the node. A second
+  // call returns the same event. Gathers are finished in one order on all ranks, which need not be that of their first
+  // halves. One that is destroyed instead, on all ranks, has no second half. Throws Error if the unit was begun again
+  // and finished since.
+  EventPtr finish_gather_weights(WeightGather& gather);
   // Frees the memory of the units with that name. Each rank may do so by itself: a later gather crosses whole.
   void drop_weights(const std::string& name);
 

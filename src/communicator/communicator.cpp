@@ -13,22 +13,18 @@
 
 #include "communicator/path/flat_path.h"
 #include "communicator/path/two_tier_path.h"
-#include "communicator/path/weight_crossing.h"
+#include "communicator/path/weight_path.h"
 #include "communicator/plan/planned_unit_states.h"
 #include "communicator/plan/reduction_planner.h"
 #include "communicator/run/run.h"
 #include "communicator/run/scratch.h"
 #include "communicator/run/statistics.h"
 #include "communicator/run/tier_set.h"
-#include "communicator/units/weight_replicas.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 
 namespace isthmus {
 namespace {
-
-constexpr const char* kAboveMaxUnits = "more than max_units units";
-constexpr const char* kInGraph = "in a CUDA graph";
 
 bool is_flat(const Options& options) { return options.tiers == "flat"; }
 
@@ -97,17 +93,27 @@ struct Communicator::Parts {
         statistics(*device, options.max_units),
         planner(tiers, *device, options),
         units(tiers, planner, statistics),
-        replicas(*device, options.max_units),
-        weight_crossing(tiers, options, *device, [this] { throw_if_aborted(); }),
         reduction_scratch(*device),
-        gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)) {}
+        gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)),
+        weights(tiers, options, *device, *path, [this] { throw_if_aborted(); }) {}
 
-  // body(run) enqueues the collective's work and returns the plan, for a reduction. weights: the unit whose weights are
-  // gathered; null: none.
+  // A collective that begins now.
+  void start(std::optional<Run>& run, Collective collective, const CallerStreams& caller);
+  // Calls body(), a part of a collective. If it throws, aborts the communicator.
   template <typename Body>
-  EventPtr run(Collective collective, const CallerStreams& caller, const Body& body, const UnitKey* weights = nullptr);
+  void guard(Collective collective, const Body& body);
+  // Calls body(). If a packet does not decode, throws the failure of a tier in its place, should there be one.
   template <typename Body>
-  std::optional<ReductionPlan> enqueue(Run& run, const Body& body);
+  void enqueue(const Body& body);
+  // Calls body(), which enqueues work of `run`, and counts what it sends.
+  template <typename Body>
+  void count(Run& run, const Body& body);
+  // Ends a collective, and returns its event. plan: null for a gather. unit: whose weights it gathered; null: none.
+  EventPtr end(Run& run, const ReductionPlan* plan, const UnitKey* unit = nullptr);
+
+  // body(run) enqueues the collective's work and returns the plan, for a reduction.
+  template <typename Body>
+  EventPtr run(Collective collective, const CallerStreams& caller, const Body& body);
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce);
@@ -116,8 +122,8 @@ struct Communicator::Parts {
   void check_same_within_node(const ReductionPlan& plan);
   // Returns which of the flags are set on all ranks, in host memory.
   std::vector<uint8_t> set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags);
-  // Gathers the shards of this rank's rail from the updated replica, or just the shard.
-  void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
+  WeightGatherPtr begin_gather(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream);
+  EventPtr finish(GatherUnderWay& gather);
   void throw_if_aborted();
   void throw_if_faulted();
   // Called where a packet does not decode: one that never arrived does not, either. Throws the failure of a tier, for
@@ -135,46 +141,37 @@ struct Communicator::Parts {
   Statistics statistics;
   ReductionPlanner planner;
   PlannedUnitStates units;
-  WeightReplicas replicas;
-  WeightCrossing weight_crossing;
   ScratchInTurns reduction_scratch;
   const std::unique_ptr<ScratchInTurns> gather_scratch;  // null on the CPU: reduction_scratch serves all
+  WeightPath weights;
 
   std::mutex mutex;     // guards what follows
   std::string failure;  // why the communicator is aborted; empty: it works
 };
 
 template <typename Body>
-std::optional<ReductionPlan> Communicator::Parts::enqueue(Run& run, const Body& body) {
+void Communicator::Parts::enqueue(const Body& body) {
   try {
-    return body(run);
+    body();
   } catch (const PacketError&) {
     wait_for_failing_tiers();
     throw;
   }
 }
 
-template <typename Body>
-EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& caller, const Body& body,
-                                  const UnitKey* weights) {
-  throw_if_faulted();
-  const Traffic intra = tiers.intra_traffic();
-  const Traffic inter = tiers.inter_traffic();
-  const Traffic flat = tiers.flat_traffic();
+void Communicator::Parts::start(std::optional<Run>& run, Collective collective, const CallerStreams& caller) {
+  phase = "buffers";
   const bool gathers = collective == Collective::kAllGather && gather_scratch != nullptr;
-  EventPtr done;
+  const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
+  run.emplace(RunParts{*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller,
+              timed);
+}
+
+template <typename Body>
+void Communicator::Parts::guard(Collective collective, const Body& body) {
   try {
-    phase = "buffers";
-    const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
-    Run run({*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller, timed);
-    const std::optional<ReductionPlan> plan = enqueue(run, body);
-    done = run.end();
+    enqueue(body);
     phase = "idle";
-    run.counters.calls = 1;
-    run.counters.intra = tiers.intra_traffic() - intra;
-    run.counters.inter = tiers.inter_traffic() - inter;
-    run.counters.flat = tiers.flat_traffic() - flat;
-    statistics.record(run, plan ? &*plan : nullptr, weights, memory());
   } catch (const std::bad_alloc&) {
     const std::string reason =
         detail::concatenate("no memory for phase \"", phase.load(), "\" of ", to_string(collective));
@@ -184,6 +181,37 @@ EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& ca
     fail(error.what());
     throw;
   }
+}
+
+template <typename Body>
+void Communicator::Parts::count(Run& run, const Body& body) {
+  const Traffic intra = tiers.intra_traffic();
+  const Traffic inter = tiers.inter_traffic();
+  const Traffic flat = tiers.flat_traffic();
+  body();
+  run.counters.intra += tiers.intra_traffic() - intra;
+  run.counters.inter += tiers.inter_traffic() - inter;
+  run.counters.flat += tiers.flat_traffic() - flat;
+}
+
+EventPtr Communicator::Parts::end(Run& run, const ReductionPlan* plan, const UnitKey* unit) {
+  EventPtr done = run.end();
+  run.counters.calls = 1;
+  statistics.record(run, plan, unit, memory());
+  return done;
+}
+
+template <typename Body>
+EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& caller, const Body& body) {
+  throw_if_faulted();
+  EventPtr done;
+  guard(collective, [&] {
+    std::optional<Run> run;
+    start(run, collective, caller);
+    std::optional<ReductionPlan> plan;
+    count(*run, [&] { plan = body(*run); });
+    done = end(*run, plan ? &*plan : nullptr);
+  });
   return done;
 }
 
@@ -227,34 +255,31 @@ std::vector<uint8_t> Communicator::Parts::set_on_all_ranks(Run& run, const std::
   return on_all;
 }
 
-void Communicator::Parts::gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit) {
-  if (tiers.num_nodes() == 1) {
-    path->all_gather(run, shard, gathered);
-    return;
-  }
-  run.weights.gathers = 1;
-  if (device->capture(run.tail()) != 0) {  // where the host cannot wait
-    run.weights.whole[kInGraph] = 1;
-    run.reason = kInGraph;
-    path->all_gather(run, shard, gathered);
-    return;
-  }
-  const int64_t rail_elements = tiers.num_nodes() * shard.num_elements;
-  Replica* const replica = replicas.find_or_add(unit, rail_elements);
-  if (replica == nullptr) {  // perhaps on this rank only: others may have dropped units
-    Replica none;
-    none.hash = unit.hash();
-    none.shards = run.take(rail_elements, shard.dtype);
-    weight_crossing.cross(run, shard, none);
-    run.weights.whole = {{kAboveMaxUnits, 1}};
-    run.reason = "above max_units weights cross whole";
-    path->all_gather(run, shard, gathered, none.shards);
-    return;
-  }
-  run.as_differences = true;
-  weight_crossing.cross(run, shard, *replica);
-  path->all_gather(run, shard, gathered, replica->shards);
-  replica->last_use = run.event();
+WeightGatherPtr Communicator::Parts::begin_gather(ConstBuffer shard, Buffer gathered, const UnitKey& unit,
+                                                  Stream stream) {
+  throw_if_faulted();
+  const auto gather = std::make_shared<GatherUnderWay>(shard, gathered, unit);
+  guard(Collective::kAllGather, [&] {
+    start(gather->run, Collective::kAllGather, {stream, {}});
+    count(*gather->run, [&] { weights.begin(gather); });
+    if (gather->headers_on_host == nullptr) {
+      gather->done = gather->begun = end(*gather->run, nullptr, &unit);
+      gather->run.reset();
+    } else {
+      gather->begun = gather->run->end();
+    }
+  });
+  return gather;
+}
+
+EventPtr Communicator::Parts::finish(GatherUnderWay& gather) {
+  throw_if_faulted();
+  guard(Collective::kAllGather, [&] {
+    count(*gather.run, [&] { weights.finish(gather); });
+    gather.done = end(*gather.run, nullptr, &gather.unit);
+    gather.run.reset();
+  });
+  return gather.done;
 }
 
 void Communicator::Parts::throw_if_aborted() {
@@ -309,7 +334,7 @@ bool Communicator::Parts::fail(const std::string& reason) {
 }
 
 MemoryUse Communicator::Parts::memory() const {
-  return {planner.units().size(), planner.units().residual_bytes(), replicas.bytes(),
+  return {planner.units().size(), planner.units().residual_bytes(), weights.replica_bytes(),
           reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0),
           planner.units().num_dropped()};
 }
@@ -349,18 +374,34 @@ EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream str
 }
 
 EventPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream) {
-  check_all_gather(parts_->tiers.world_size(), shard, gathered);
-  check_unit(unit, Collective::kAllGather, gathered);
-  const auto body = [&](Run& run) -> std::optional<ReductionPlan> {
-    if (shard.num_elements > 0) {
-      parts_->gather_weights(run, shard, gathered, unit);
-    }
-    return std::nullopt;
-  };
-  return parts_->run(Collective::kAllGather, {stream, {}}, body, &unit);
+  const WeightGatherPtr gather = begin_gather_weights(shard, gathered, unit, stream);
+  wait_for_headers(*gather);
+  return finish_gather_weights(*gather);
 }
 
-void Communicator::drop_weights(const std::string& name) { parts_->replicas.drop(name); }
+WeightGatherPtr Communicator::begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit,
+                                                   Stream stream) {
+  check_all_gather(parts_->tiers.world_size(), shard, gathered);
+  check_unit(unit, Collective::kAllGather, gathered);
+  return parts_->begin_gather(shard, gathered, unit, stream);
+}
+
+void Communicator::wait_for_headers(const WeightGather& gather) {
+  const auto& under_way = dynamic_cast<const GatherUnderWay&>(gather);
+  if (under_way.run) {
+    parts_->guard(Collective::kAllGather, [&] {
+      parts_->phase = "inter all-gather of headers";
+      parts_->weights.wait_for_headers(under_way);
+    });
+  }
+}
+
+EventPtr Communicator::finish_gather_weights(WeightGather& gather) {
+  auto& under_way = dynamic_cast<GatherUnderWay&>(gather);
+  return under_way.run ? parts_->finish(under_way) : under_way.done;
+}
+
+void Communicator::drop_weights(const std::string& name) { parts_->weights.drop(name); }
 
 const char* Communicator::phase() const { return parts_->phase; }
 

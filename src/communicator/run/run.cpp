@@ -11,7 +11,9 @@ Run::Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, 
       scratch_(scratch.next(caller.own)),
       caller_(caller),
       tail_(caller.input.value_or(caller.own)),
-      timed_(timed) {}
+      timed_(timed) {
+  scratch_.is_held = true;
+}
 
 void Run::enter(Lane lane) {
   device().order(tail_, device().lane(lane));

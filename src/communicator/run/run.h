@@ -27,12 +27,12 @@ struct CallerStreams {
   std::optional<Stream> input;  // if set, it begins behind this one's, and only what it returns is behind `own`
 };
 
-// Follows one collective: the stream of its latest work, its scratch memory and its counters. It lives on the stack of
-// the thread that calls the collective.
+// Follows one collective: the stream of its latest work, its scratch memory and its counters.
 class Run {
  public:
   // scratch: the collective's memory from now on. timed: whether the device times the steps.
   Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, const CallerStreams& caller, bool timed);
+  ~Run() { scratch_.is_held = false; }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
@@ -50,10 +50,10 @@ class Run {
   void admit_output(Lane lane);
   // Passes when the work enqueued so far is done.
   EventPtr event() const;
-  // The event of the whole collective. Called once, at the end.
+  // The event of the collective so far. Called at the end, and where a collective stops until its second half.
   EventPtr end();
 
-  // Uninitialised memory, valid until the collective after the next begins.
+  // Uninitialised memory, valid until this object is gone and the collective after the next begins.
   Buffer take(int64_t num_elements, DataType dtype);
   Workspace workspace(int64_t scratch_bytes);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 
 #include "base/aligned_memory.h"
 #include "base/rounding.h"
@@ -46,29 +45,40 @@ int64_t Scratch::bytes() const {
   return total;
 }
 
-ScratchInTurns::ScratchInTurns(Device& device) : device_(&device), num_parts_(device.is_host() ? 1 : kInTurns) {
-  parts_.assign(2 * num_parts_, ScratchPart{Scratch(device), nullptr});
+ScratchInTurns::ScratchInTurns(Device& device) : device_(&device) {
+  const size_t num_parts = device.is_host() ? 1 : kInTurns;
+  parts_.assign(num_parts, ScratchPart{Scratch(device), nullptr});
+  graphs_parts_ = parts_;
 }
 
 ScratchPart& ScratchInTurns::next(Stream caller) {
   const uint64_t capture = device_->capture(caller);
-  ScratchPart& part = parts_[(capture != 0 ? num_parts_ : 0) + turn_];
-  turn_ = (turn_ + 1) % num_parts_;
+  std::list<ScratchPart>& parts = capture != 0 ? graphs_parts_ : parts_;
+  auto part = std::find_if(parts.begin(), parts.end(), [](const ScratchPart& one) { return !one.is_held; });
+  if (part == parts.end()) {
+    part = parts.insert(part, ScratchPart{Scratch(*device_), nullptr});
+  }
+  parts.splice(parts.end(), parts, part);
   if (capture != 0) {
-    part.memory.rewind();
+    part->memory.rewind();
   } else {
-    part.memory.reset();
+    part->memory.reset();
   }
-  if (part.capture != capture) {  // a capture cannot wait for events of another graph
-    part.done = nullptr;
-    part.capture = capture;
+  if (part->capture != capture) {  // a capture cannot wait for events of another graph
+    part->done = nullptr;
+    part->capture = capture;
   }
-  return part;
+  return *part;
 }
 
 int64_t ScratchInTurns::bytes() const {
-  return std::accumulate(parts_.begin(), parts_.end(), int64_t{0},
-                         [](int64_t sum, const ScratchPart& part) { return sum + part.memory.bytes(); });
+  int64_t total = 0;
+  for (const std::list<ScratchPart>* parts : {&parts_, &graphs_parts_}) {
+    for (const ScratchPart& part : *parts) {
+      total += part.memory.bytes();
+    }
+  }
+  return total;
 }
 
 }  // namespace isthmus

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <vector>
 
 #include "isthmus/buffer.h"
@@ -42,16 +43,17 @@ struct ScratchPart {
   Scratch memory;
   EventPtr done;         // of the last use
   uint64_t capture = 0;  // the graph capture of the last use; 0: none
+  bool is_held = false;  // by a Run
 };
 
 // Scratch memory for operations that overlap. Operations take the parts in turn, and a part's next user waits on the
-// device for the last one. On the CPU there is one part.
+// device for the last one. On the CPU there is one part. Where Runs hold all parts, there is one more from then on.
 class ScratchInTurns {
  public:
   explicit ScratchInTurns(Device& device);
 
-  // The part for an operation on `caller`. While a graph is captured there, it is one of the parts that all graphs
-  // share. Buffers from the part's last use become invalid.
+  // A part for an operation on `caller`, which no Run holds. While a graph is captured there, it is one of the parts
+  // that all graphs share. Buffers from the part's last use become invalid.
   ScratchPart& next(Stream caller);
   int64_t bytes() const;
 
@@ -59,9 +61,8 @@ class ScratchInTurns {
   static constexpr size_t kInTurns = 2;  // one operation is encoded while another one's packets cross
 
   Device* device_;
-  std::vector<ScratchPart> parts_;  // first the parts of operations outside graphs
-  size_t num_parts_;                // of each kind
-  size_t turn_ = 0;
+  std::list<ScratchPart> parts_;  // next in turn first
+  std::list<ScratchPart> graphs_parts_;
 };
 
 }  // namespace isthmus

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "isthmus/device.h"
@@ -10,7 +11,7 @@
 
 namespace isthmus {
 
-// The replica of one unit: the shards of this rank's rail, by node.
+// The replica of one unit: the shards of this rank's rail, by node. A gather under way owns it as well.
 struct Replica {
   uint64_t hash = 0;      // of the unit's key
   uint64_t gathers = 0;   // so far; equal on all ranks
@@ -35,7 +36,7 @@ class WeightReplicas {
 
   // The replica of a unit whose rail has `num_elements` of weights. The first call makes it, not valid yet. Returns
   // null if it is new and there are max_units already. Throws Error that names unit and bytes if memory is lacking.
-  Replica* find_or_add(const UnitKey& key, int64_t num_elements);
+  std::shared_ptr<Replica> find_or_add(const UnitKey& key, int64_t num_elements);
   void drop(const std::string& name);
 
   int64_t bytes() const { return bytes_; }
@@ -44,7 +45,7 @@ class WeightReplicas {
   Device& device_;
   const int64_t max_units_;
   int64_t bytes_ = 0;
-  std::map<UnitKey, Replica> replicas_;
+  std::map<UnitKey, std::shared_ptr<Replica>> replicas_;
 };
 
 }  // namespace isthmus

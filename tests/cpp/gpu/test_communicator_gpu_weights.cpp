@@ -44,11 +44,19 @@ class GatherOnGpu {
     rank_.gpu->write(whole.view().part(rank, source_.buffer().num_elements), source_.buffer());
   }
 
-  void start() {
+  void begin() {
     rank_.gpu->convert(source_.buffer(), shard_.buffer(), rank_.stream);
-    const EventPtr done = rank_.communicator->gather_weights(shard_.buffer(), gathered_.buffer(), key_, rank_.stream);
-    rank_.gpu->wait(done, rank_.stream);
+    gather_ = rank_.communicator->begin_gather_weights(shard_.buffer(), gathered_.buffer(), key_, rank_.stream);
+  }
+  void finish() {
+    rank_.communicator->wait_for_headers(*gather_);
+    rank_.gpu->wait(rank_.communicator->finish_gather_weights(*gather_), rank_.stream);
     rank_.gpu->clear(shard_.buffer(), rank_.stream);
+  }
+  void give_up() { gather_ = nullptr; }
+  void start() {
+    begin();
+    finish();
   }
   // Waits for the GPU.
   bool is_right() const { return is(expected_); }
@@ -61,6 +69,7 @@ class GatherOnGpu {
   DeviceArray source_;
   DeviceArray shard_;
   DeviceArray gathered_;
+  WeightGatherPtr gather_;
 };
 
 void gather(GpuWorld& world, const Array& whole) {
@@ -101,6 +110,138 @@ TEST(GpuWeights, ManyUnitsAreUnderWay) {
     }
   });
   EXPECT_EQ(world.ranks[0].communicator->stats().weights.gathers, 2 * kSteps * 3);
+}
+
+// Between the halves of one unit are those of others, and a reduction.
+TEST(GpuWeights, HalvesAreFinishedInAnyOrder) {
+  GpuWorld world(NodeMap::parse("2x2", 4), delta_options(), GpuSettings{.seed = 3});
+  constexpr int kSteps = 6;
+  const std::vector<std::string> units = {"a", "b", "c", "d"};
+  const std::vector<std::vector<size_t>> orders = {{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}};
+  std::vector<std::vector<Array>> values(kSteps);
+  std::deque<Weights> weights;
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    weights.emplace_back(4000 * (1 + static_cast<int64_t>(unit)), DataType::kBFloat16);
+  }
+  for (int step = 0; step < kSteps; ++step) {
+    for (Weights& of_unit : weights) {
+      of_unit.move(step % 2 == 0 ? 1e-3 : 0);
+      values[step].push_back(of_unit.array());
+    }
+  }
+  test::run_ranks_well(4, [&](int number) {
+    const GpuWorld::Rank& rank = world.ranks[number];
+    std::deque<GatherOnGpu> gathers;
+    DeviceArray gradient(*rank.gpu, 4000, DataType::kFloat32);
+    rank.gpu->clear(gradient.buffer(), rank.stream);
+    for (int step = 0; step < kSteps; ++step) {
+      const size_t first = gathers.size();
+      for (size_t unit = 0; unit < units.size(); ++unit) {
+        gathers.emplace_back(world, number, values[step][unit], units[unit]).begin();
+      }
+      const UnitKey key{"gradient", 4000, DataType::kFloat32, Collective::kReduceScatter};
+      const EventPtr reduced = rank.communicator->reduce_scatter(
+          gradient.buffer(), gradient.buffer().part(number, 1000), {.unit = key}, rank.stream);
+      rank.gpu->wait(reduced, rank.stream);
+      for (const size_t unit : orders[static_cast<size_t>(step) % orders.size()]) {
+        gathers[first + unit].finish();
+      }
+    }
+    for (const GatherOnGpu& gather : gathers) {
+      EXPECT_TRUE(gather.is_right()) << "rank " << number;
+    }
+  });
+  EXPECT_EQ(world.ranks[0].communicator->stats().weights.gathers, kSteps * 4);
+}
+
+// Nobody waits for what nobody uses: then it has no second half, and the next gather compares with the one before it.
+TEST(GpuWeights, AGatherThatIsGivenUpChangesNothing) {
+  GpuWorld world(NodeMap::parse("2x2", 4), delta_options());
+  Weights weights(8000, DataType::kBFloat16);
+  gather(world, weights.array());
+  weights.move(1e-3);
+  const Array unused = weights.array();
+  weights.move(1e-3);
+  test::run_ranks_well(4, [&](int number) {
+    std::deque<GatherOnGpu> gathers;
+    for (int times = 0; times < 5; ++times) {
+      gathers.emplace_back(world, number, unused).begin();
+      gathers.back().give_up();
+    }
+    GatherOnGpu used(world, number, weights.array());
+    used.start();
+    EXPECT_TRUE(used.is_right()) << "rank " << number;
+  });
+  const Stats stats = world.ranks[0].communicator->stats();
+  EXPECT_EQ(stats.weights.gathers, 2);
+  EXPECT_EQ(stats.weights.whole, (std::map<std::string, int64_t>{{"the first gather", 1}}));
+}
+
+TEST(GpuWeights, AGatherIsNotFinishedAfterALaterOneOfItsUnit) {
+  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array());
+  std::deque<GatherOnGpu> early;
+  for (int number = 0; number < 2; ++number) {
+    early.emplace_back(world, number, weights.array());
+  }
+  test::run_ranks_well(2, [&](int number) {
+    early[number].begin();
+    GatherOnGpu late(world, number, weights.array());
+    late.start();
+    EXPECT_TRUE(late.is_right());
+  });
+  const test::Outcome outcome = test::run_ranks(1, [&](int number) { early[number].finish(); })[0];
+  EXPECT_TRUE(outcome.threw<Error>());
+  EXPECT_NE(outcome.text.find("unit \"unit\": gather 1 of its weights is waited for too late"), std::string::npos)
+      << outcome.text;
+}
+
+// A rank begins alone: nothing in the first half waits for its peers, whose first halves may come after other calls.
+TEST(GpuWeights, TheFirstHalfDoesNotWait) {
+  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array());
+  std::deque<GatherOnGpu> gathers;
+  for (int number = 0; number < 2; ++number) {
+    gathers.emplace_back(world, number, weights.array()).begin();  // in one thread
+  }
+  test::run_ranks_well(2, [&](int number) { gathers[number].finish(); });
+  EXPECT_TRUE(gathers[0].is_right() && gathers[1].is_right());
+}
+
+// The packets of the others wait for this rank's on their GPUs, until whoever watches them aborts.
+TEST(GpuWeights, ARankThatNeverWaitsFailsTheOthers) {
+  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array());
+  weights.move(1e-3);
+  std::deque<GatherOnGpu> gathers;
+  for (int number = 0; number < 2; ++number) {
+    gathers.emplace_back(world, number, weights.array()).begin();
+  }
+  gathers[0].finish();
+  world.ranks[0].communicator->abort();
+  const test::Outcome outcome = test::run_ranks(1, [&](int) {
+    gathers[0].is_right();
+    world.ranks[0].communicator->throw_if_faulted();
+  })[0];
+  EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
+}
+
+// The Work of a gather may live longer.
+TEST(GpuWeights, TheCommunicatorMayGoBetweenTheHalves) {
+  WeightGatherPtr gather;
+  {
+    GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
+    std::deque<DeviceArray> arrays;
+    for (GpuWorld::Rank& rank : world.ranks) {
+      Buffer there = arrays.emplace_back(*rank.gpu, 4000, DataType::kBFloat16).buffer();
+      rank.gpu->clear(there, rank.stream);
+      gather = rank.communicator->begin_gather_weights(there.part(0, 2000), there, key_of("unit", there), rank.stream);
+    }
+  }
+  EXPECT_EQ(gather.use_count(), 1);
 }
 
 // The host would wait for gradients, which wait for the backward pass.

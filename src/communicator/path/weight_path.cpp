@@ -1,4 +1,4 @@
-#include "communicator/path/weight_crossing.h"
+#include "communicator/path/weight_path.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +12,9 @@
 
 namespace isthmus {
 namespace {
+
+constexpr const char* kAboveMaxUnits = "more than max_units units";
+constexpr const char* kInGraph = "in a CUDA graph";
 
 bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
 
@@ -67,43 +70,73 @@ std::string differing_replicas(const std::vector<WeightHeader>& headers) {
 
 }  // namespace
 
-WeightCrossing::WeightCrossing(const TierSet& tiers, const Options& options, Device& device,
-                               std::function<void()> throw_if_aborted)
+WeightPath::WeightPath(const TierSet& tiers, const Options& options, Device& device, const TwoTierPath& path,
+                       std::function<void()> throw_if_aborted)
     : tiers_(tiers),
       options_(options),
       device_(device),
+      path_(path),
       throw_if_aborted_(std::move(throw_if_aborted)),
-      coder_(make_weight_coder(device)) {}
+      coder_(make_weight_coder(device)),
+      replicas_(device, options.max_units) {}
 
-void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
-  const Buffer sent = run.take(weight_sent_bytes(shard), DataType::kByte);
-  const Buffer all_headers = run.take(tiers_.num_nodes() * kernels::kWeightHeaderBytes, DataType::kByte);
-  encode(run, shard, replica, sent);
-  const std::vector<WeightHeader> headers = exchange(run, sent.slice(0, kernels::kWeightHeaderBytes), all_headers);
-  check_headers(headers, shard);
-  const std::string whole = why_whole(run, headers);
-  const bool any_changed = std::any_of(headers.begin(), headers.end(), has_changed);
-  const WeightHeader& own = headers[static_cast<size_t>(tiers_.node())];
-  run.weights.unchanged = whole.empty() && !has_changed(own) ? 1 : 0;
-  replica.is_valid = false;  // until every shard has been updated
-  if (!whole.empty()) {
-    gather_whole(run, shard, replica);
-    ++run.weights.whole[whole];
-  } else {
-    run.coded_elements = (tiers_.num_nodes() - 1) * shard.num_elements;
-    if (any_changed) {
-      const auto own_bytes = static_cast<int64_t>(own.packet_bytes);
-      gather_packets(run, shard, sent.slice(kernels::kWeightHeaderBytes, own_bytes), headers, all_headers, replica);
-    }
+// A Run refers to parts of the communicator, which a gather may outlive.
+WeightPath::~WeightPath() {
+  for (const auto& gather : under_way_) {
+    gather->run.reset();
   }
-  replica.is_valid = true;
-  for (const WeightHeader& header : headers) {  // a rank that lost its replica counts from 0 again
-    replica.gathers = std::max(replica.gathers, uint64_t{header.gather});
-  }
-  ++replica.gathers;
 }
 
-void WeightCrossing::encode(Run& run, ConstBuffer shard, const Replica& replica, Buffer sent) {
+void WeightPath::begin(const std::shared_ptr<GatherUnderWay>& gather) {
+  release_abandoned();
+  Run& run = *gather->run;
+  if (gather->shard.num_elements == 0) {
+    return;
+  }
+  if (tiers_.num_nodes() == 1) {
+    path_.all_gather(run, gather->shard, gather->gathered);
+    return;
+  }
+  run.weights.gathers = 1;
+  if (device_.capture(run.tail()) != 0) {  // where the host cannot wait
+    gather_whole_in_graph(*gather);
+    return;
+  }
+  const int64_t rail_elements = tiers_.num_nodes() * gather->shard.num_elements;
+  gather->replica = replicas_.find_or_add(gather->unit, rail_elements);
+  if (gather->replica == nullptr) {  // perhaps on this rank only: others may have dropped units
+    gather->replica = std::make_shared<Replica>();
+    gather->replica->hash = gather->unit.hash();
+    gather->replica->shards = run.take(rail_elements, gather->shard.dtype);
+  }
+  gather->number = gather->replica->gathers;
+  encode(*gather);
+  exchange_headers(*gather);
+  under_way_.push_back(gather);
+}
+
+void WeightPath::gather_whole_in_graph(GatherUnderWay& gather) const {
+  gather.run->weights.whole[kInGraph] = 1;
+  gather.run->reason = kInGraph;
+  path_.all_gather(*gather.run, gather.shard, gather.gathered);
+}
+
+// Frees what gathers hold that nobody can finish any more. It concerns this rank alone.
+void WeightPath::release_abandoned() {
+  std::erase_if(under_way_, [this](const std::shared_ptr<GatherUnderWay>& gather) {
+    const bool is_abandoned = gather.use_count() == 1;
+    if (is_abandoned) {
+      free_headers_.push_back(gather->headers_on_host);  // later headers are copied after these
+    }
+    return is_abandoned;
+  });
+}
+
+void WeightPath::encode(GatherUnderWay& gather) {
+  Run& run = *gather.run;
+  const ConstBuffer shard = gather.shard;
+  const Replica& replica = *gather.replica;
+  gather.sent = run.take(weight_sent_bytes(shard), DataType::kByte);
   WeightEncode encode;
   encode.header.dtype = shard.dtype;
   encode.header.sender = static_cast<uint16_t>(tiers_.node());
@@ -116,7 +149,7 @@ void WeightCrossing::encode(Run& run, ConstBuffer shard, const Replica& replica,
     encode.replica = replica.is_compared(options_.replica_interval) ? replica.words() : ConstBuffer{};
   }
   encode.shard = shard;
-  encode.sent = sent;
+  encode.sent = gather.sent;
   const Step step(run, "compare weights", Lane::kEncodeWeights, &CollectiveStats::encode_s);
   if (replica.last_use != nullptr) {
     device_.wait(replica.last_use, run.tail());
@@ -124,27 +157,26 @@ void WeightCrossing::encode(Run& run, ConstBuffer shard, const Replica& replica,
   coder_->encode(encode, run.workspace(coder_->encode_scratch_bytes(shard)));
 }
 
-std::vector<WeightHeader> WeightCrossing::exchange(Run& run, ConstBuffer own, Buffer all) {
-  if (headers_on_host_ == nullptr) {
-    headers_on_host_ = device_.allocate_on_host(all.bytes());
+void WeightPath::exchange_headers(GatherUnderWay& gather) {
+  Run& run = *gather.run;
+  const int64_t bytes = tiers_.num_nodes() * kernels::kWeightHeaderBytes;
+  gather.headers = run.take(bytes, DataType::kByte);
+  if (free_headers_.empty()) {
+    free_headers_.push_back(device_.allocate_on_host(bytes));
   }
-  {
-    const Step step(run, "inter all-gather of headers", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
-    tiers_.gather_inter().all_gather(own, all, run.tail())->wait(run.tail());
-    device_.copy_to_host(all, {headers_on_host_, all.num_elements, all.dtype}, run.tail());
-  }
-  wait_for(run.event());
-  tiers_.gather_inter().throw_if_failed();  // then they are no headers
-  std::vector<WeightHeader> headers(static_cast<size_t>(tiers_.num_nodes()));
-  std::memcpy(static_cast<void*>(headers.data()), headers_on_host_, static_cast<size_t>(all.bytes()));
-  return headers;
+  gather.headers_on_host = free_headers_.back();
+  free_headers_.pop_back();
+  const Step step(run, "inter all-gather of headers", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  const ConstBuffer own = gather.sent.slice(0, kernels::kWeightHeaderBytes);
+  tiers_.gather_inter().all_gather(own, gather.headers, run.tail())->wait(run.tail());
+  device_.copy_to_host(gather.headers, {gather.headers_on_host, bytes, DataType::kByte}, run.tail());
 }
 
 // An abort ends the work that the event follows, but a GPU that has failed may not say so.
-void WeightCrossing::wait_for(const EventPtr& event) const {
+void WeightPath::wait_for_headers(const GatherUnderWay& gather) const {
   constexpr int kLooksAtOnce = 100;
   constexpr std::chrono::microseconds kPause(30);
-  for (int looks = 0; !device_.done(event); ++looks) {
+  for (int looks = 0; !device_.done(gather.begun); ++looks) {
     throw_if_aborted_();
     if (looks >= kLooksAtOnce) {
       std::this_thread::sleep_for(kPause);
@@ -153,7 +185,51 @@ void WeightCrossing::wait_for(const EventPtr& event) const {
   throw_if_aborted_();
 }
 
-std::string WeightCrossing::why_whole(Run& run, const std::vector<WeightHeader>& headers) const {
+void WeightPath::finish(GatherUnderWay& gather) {
+  Run& run = *gather.run;
+  Replica& replica = *gather.replica;
+  run.set_phase("inter all-gather of headers");
+  ISTHMUS_CHECK(Error, gather.number == replica.gathers, "unit \"", gather.unit.name, "\": gather ", gather.number,
+                " of its weights is waited for too late, after gather ", replica.gathers - 1);
+  std::vector<WeightHeader> headers(static_cast<size_t>(tiers_.num_nodes()));
+  std::memcpy(static_cast<void*>(headers.data()), gather.headers_on_host, headers.size() * sizeof(WeightHeader));
+  check_headers(headers, gather.shard);
+  cross(gather, headers);
+  if (replica.memory == nullptr) {
+    run.weights.whole = {{kAboveMaxUnits, 1}};
+    run.reason = "above max_units weights cross whole";
+  } else {
+    run.as_differences = true;
+  }
+  path_.all_gather(run, gather.shard, gather.gathered, replica.shards);
+  replica.last_use = run.event();
+  free_headers_.push_back(gather.headers_on_host);
+  std::erase_if(under_way_, [&](const std::shared_ptr<GatherUnderWay>& one) { return one.get() == &gather; });
+}
+
+void WeightPath::cross(GatherUnderWay& gather, const std::vector<WeightHeader>& headers) {
+  Run& run = *gather.run;
+  Replica& replica = *gather.replica;
+  const std::string whole = why_whole(run, headers);
+  run.weights.unchanged = whole.empty() && !has_changed(headers[static_cast<size_t>(tiers_.node())]) ? 1 : 0;
+  replica.is_valid = false;  // until every shard has been updated
+  if (!whole.empty()) {
+    gather_whole(run, gather.shard, replica);
+    ++run.weights.whole[whole];
+  } else {
+    run.coded_elements = (tiers_.num_nodes() - 1) * gather.shard.num_elements;
+    if (std::any_of(headers.begin(), headers.end(), has_changed)) {
+      gather_packets(gather, headers);
+    }
+  }
+  replica.is_valid = true;
+  for (const WeightHeader& header : headers) {  // a rank that lost its replica counts from 0 again
+    replica.gathers = std::max(replica.gathers, uint64_t{header.gather});
+  }
+  ++replica.gathers;
+}
+
+std::string WeightPath::why_whole(Run& run, const std::vector<WeightHeader>& headers) const {
   const auto lacks_replica = [](const WeightHeader& header) { return header.has_replica == 0; };
   if (std::any_of(headers.begin(), headers.end(), lacks_replica)) {
     return lacks_replica(headers[static_cast<size_t>(tiers_.node())]) ? "the first gather"
@@ -164,13 +240,13 @@ std::string WeightCrossing::why_whole(Run& run, const std::vector<WeightHeader>&
   return differing;
 }
 
-void WeightCrossing::gather_whole(Run& run, ConstBuffer shard, Replica& replica) const {
+void WeightPath::gather_whole(Run& run, ConstBuffer shard, const Replica& replica) const {
   const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
   tiers_.gather_inter().all_gather(shard, replica.shards, run.tail())->wait(run.tail());
 }
 
-void WeightCrossing::gather_packets(Run& run, ConstBuffer shard, ConstBuffer packet,
-                                    const std::vector<WeightHeader>& headers, ConstBuffer in_memory, Replica& replica) {
+void WeightPath::gather_packets(GatherUnderWay& gather, const std::vector<WeightHeader>& headers) {
+  Run& run = *gather.run;
   const int64_t num_nodes = tiers_.num_nodes();
   const auto arriving_bytes = [&](const WeightHeader& header) {
     return header.sender == tiers_.node() ? 0 : static_cast<int64_t>(header.packet_bytes);
@@ -188,17 +264,19 @@ void WeightCrossing::gather_packets(Run& run, ConstBuffer shard, ConstBuffer pac
   }
   {
     const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+    const auto own_bytes = static_cast<int64_t>(headers[static_cast<size_t>(tiers_.node())].packet_bytes);
+    const ConstBuffer packet = gather.sent.slice(kernels::kWeightHeaderBytes, own_bytes);
     tiers_.gather_inter().all_gather_uneven(packet, arriving, run.tail())->wait(run.tail());
     run.packet_bytes = (num_nodes - 1) * packet.bytes();
   }
   const Step step(run, "decode weights", Lane::kDecodeWeights, &CollectiveStats::decode_s);
-  coder_->decode({.headers = in_memory,
+  coder_->decode({.headers = gather.headers,
                   .num_nodes = num_nodes,
                   .node = tiers_.node(),
                   .packets = rows,
-                  .shard = shard,
-                  .replica = replica.shards},
-                 run.workspace(coder_->decode_scratch_bytes(shard, num_nodes)));
+                  .shard = gather.shard,
+                  .replica = gather.replica->shards},
+                 run.workspace(coder_->decode_scratch_bytes(gather.shard, num_nodes)));
 }
 
 }  // namespace isthmus
