@@ -343,6 +343,7 @@ FAKE_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t st
 }
 FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
   events().check(event, "cudaEventQuery");
+  trace_query(event);
   return outcome_of_query(residents_of(event));
 }
 FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {

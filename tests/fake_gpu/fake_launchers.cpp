@@ -74,6 +74,15 @@ void trace_job(const Job& job, void* stream) {
     trace_work("decode", on,
                {test::reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()),
                 test::writes(job.cells, job.shape.sketch_bytes()), test::writes(job.out, 4 * job.shape.num_elements)});
+  } else if constexpr (std::is_same_v<Job, kernels::WeightEncodeJob>) {
+    trace_work("encode weights", on,
+               {test::reads(job.before), test::reads(job.shard), test::reads(job.replica),
+                test::writes(job.sent, kernels::kWeightHeaderBytes + job.most_bytes), test::writes(job.state, 1)});
+  } else if constexpr (std::is_same_v<Job, kernels::WeightDecodeJob>) {
+    trace_work("decode weights", on,
+               {test::reads(job.headers, job.num_nodes * kernels::kWeightHeaderBytes),
+                test::reads(job.packets, job.num_nodes * job.row_bytes), test::reads(job.shard),
+                test::writes(job.replica), test::writes(job.state, 1)});
   }
 }
 

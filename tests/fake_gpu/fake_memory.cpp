@@ -167,9 +167,10 @@ FAKE_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMe
   count(Count::kSynchronizations);
   return copy(to, from, bytes, "cudaMemcpy");
 }
-FAKE_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+FAKE_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                     cudaStream_t stream) {
   check_stream(stream, "cudaMemcpyAsync");
-  trace_work("copy", stream,
+  trace_work(kind == cudaMemcpyDeviceToHost ? "copy to host" : "copy", stream,
              {isthmus::test::reads(from, static_cast<int64_t>(bytes)),
               isthmus::test::writes(to, static_cast<int64_t>(bytes))});
   return copy(to, from, bytes, "cudaMemcpyAsync");

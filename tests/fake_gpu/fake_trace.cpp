@@ -1,7 +1,9 @@
 #include "fake_trace.h"
 
 #include <cstdio>
+#include <functional>
 #include <mutex>
+#include <thread>
 
 #include "fake_runtime.h"
 
@@ -19,6 +21,8 @@ void write(const char* format, Values... values) {
   }
 }
 
+size_t this_thread() { return std::hash<std::thread::id>()(std::this_thread::get_id()); }
+
 }  // namespace
 
 void trace_work(const std::string& name, cudaStream_t stream, const std::vector<test::MemoryUse>& uses) {
@@ -29,8 +33,8 @@ void trace_work(const std::string& name, cudaStream_t stream, const std::vector<
               (use.kind == test::MemoryUse::Kind::kRead ? "false]" : "true]");
     }
   }
-  write("{\"name\": \"%s\", \"stream\": %zu, \"uses\": [%s]}\n", name.c_str(), reinterpret_cast<size_t>(stream),
-        text.c_str());
+  write("{\"name\": \"%s\", \"stream\": %zu, \"thread\": %zu, \"uses\": [%s]}\n", name.c_str(),
+        reinterpret_cast<size_t>(stream), this_thread(), text.c_str());
 }
 
 void trace_record(cudaEvent_t event, cudaStream_t stream) {
@@ -41,6 +45,10 @@ void trace_wait(cudaStream_t stream, cudaEvent_t event) {
   write("{\"wait\": %zu, \"stream\": %zu}\n", reinterpret_cast<size_t>(event), reinterpret_cast<size_t>(stream));
 }
 
+void trace_query(cudaEvent_t event) {
+  write("{\"query\": %zu, \"thread\": %zu}\n", reinterpret_cast<size_t>(event), this_thread());
+}
+
 void trace_synchronize(const char* with, const void* handle) {
   write("{\"host\": \"%s\", \"handle\": %zu}\n", with, reinterpret_cast<size_t>(handle));
 }
@@ -49,8 +57,9 @@ void trace_synchronize(const char* with, const void* handle) {
 
 using namespace isthmus::fake_gpu;
 
-// Writes to this file from now on, a line of JSON for each call in the order of calls: work (name, stream, and the
-// memory that it uses: begin, end, whether it writes), {"record", "stream"}, {"wait", "stream"}, {"host", "handle"}.
+// Writes to this file from now on, a line of JSON for each call in the order of calls: work (name, stream, thread,
+// and the memory that it uses: begin, end, whether it writes), {"record", "stream"}, {"wait", "stream"}, {"host",
+// "handle"}, {"query", "thread"}.
 // Null: no more.
 FAKE_API void fake_gpu_trace(const char* path) {
   const std::lock_guard lock(mutex);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,11 +50,24 @@ class Work:
         return any(use.is_written and use.begin <= address < use.end for use in self.uses)
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """When works run and the host waits, if each takes as long as it is said to and waits for no more than it must."""
+
+    spans: list[tuple[Work, float, float]]
+    waits: list[tuple[float, int]]  # of the host: until when, and how many works it had enqueued by then
+
+    @property
+    def end(self) -> float:
+        """Return when the last work ends."""
+        return max(end for _, _, end in self.spans)
+
+
 class Trace:
     """The lines of a trace, in the order of the calls."""
 
     def __init__(self, text: str) -> None:
-        self._lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+        self._lines = list(_with_waits([json.loads(line) for line in text.splitlines()]))
         self.works = list(self._works())
 
     def named(self, name: str) -> list[Work]:
@@ -96,22 +109,56 @@ class Trace:
         return found
 
     def seconds(self, durations: Mapping[str, float]) -> float:
-        """Return when the last work ends, if each takes as long as its name says (else no time) and waits for no more
-        than its order asks for."""
+        """Return when the last work ends, if each takes as long as its name says, else no time."""
+        return self.timeline(lambda work: durations.get(work.name, 0.0)).end
+
+    def timeline(
+        self, seconds: Callable[[Work], float], launch_seconds: Callable[[Work], float] = lambda _: 0.0
+    ) -> Timeline:
+        """Return what runs when, where a work takes so long on the device, and the host so long to enqueue it."""
         streams: dict[int, float] = defaultdict(float)
         events: dict[int, float] = defaultdict(float)
+        works = iter(self.works)
+        timeline = Timeline([], [])
         host = 0.0
         for line in self._lines:
             if "host" in line:
                 host = max(host, *_waited_for(line, streams, events))
+                timeline.waits.append((host, len(timeline.spans)))
             elif "record" in line:
                 events[line["record"]] = streams[line["stream"]]
             elif "wait" in line:
                 streams[line["stream"]] = max(streams[line["stream"]], events[line["wait"]])
             else:
-                begin = max(streams[line["stream"]], host)
-                streams[line["stream"]] = begin + durations.get(line["name"], 0.0)
-        return max(streams.values())
+                work = next(works)
+                host += launch_seconds(work)
+                begin = max(streams[work.stream], host)
+                streams[work.stream] = begin + seconds(work)
+                timeline.spans.append((work, begin, streams[work.stream]))
+        return timeline
+
+
+def _with_waits(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield lines, with a wait of the host in place of the look by which it sees that a copy to its memory is done.
+
+    The host waits for such a copy by looking again and again; the fake GPU is done at the first look. Other looks, as
+    those of torch's allocator, do not wait, and those of threads that enqueue nothing are watchdogs'.
+    """
+    lines = list(lines)
+    enqueueing = {line["thread"] for line in lines if "name" in line and "thread" in line}
+    latest: dict[int, str] = {}
+    of_copies: set[int] = set()
+    for line in lines:
+        if "query" in line:
+            if line["query"] in of_copies and line["thread"] in enqueueing:
+                of_copies.remove(line["query"])
+                yield {"host": "event", "handle": line["query"]}
+            continue
+        if "name" in line:
+            latest[line["stream"]] = line["name"]
+        elif "record" in line and latest.get(line["stream"]) == "copy to host":
+            of_copies.add(line["record"])
+        yield line
 
 
 def _waited_for(line: dict[str, Any], streams: dict[int, Value], events: dict[int, Value]) -> list[Value]:

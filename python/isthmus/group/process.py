@@ -58,7 +58,7 @@ def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, bool, 
     return identify.fsdp_caller(output, input)
 
 
-def _weights_caller() -> tuple[int, str]:
+def _weights_caller() -> tuple[int, str, bool]:
     from isthmus.units import identify
 
     return identify.weights_caller()

@@ -17,7 +17,8 @@ from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind
 
 _FLOAT_BYTES = 4
-#: FSDP2 holds the weights of the unit that computes and of the one that is gathered beside it.
+#: FSDP2 holds the weights of the unit that computes and of the one that is gathered beside it. Forward passes of a
+#: prepared model on GPUs hold one more for a moment, but no gradients yet.
 _GATHERED_AT_ONCE = 2
 #: FSDP2 holds whole gradients of the units in its input buffers and of the one that computes.
 _UNREDUCED_AT_ONCE = INPUT_BUFFERS + 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
 from isthmus.units.identify import gathering, handed_reduction
-from isthmus.units.models import ParamGroup, gather_group, param_groups_of, shard_group
+from isthmus.units.models import ParamGroup, gather_group, is_being_gathered, param_groups_of, shard_group
+from isthmus.units.prefetch import Prefetch
 
 # Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
@@ -63,7 +65,11 @@ class _Collective:
 
 
 class UnitAllGather(_Collective):
-    """Gathers the weights of one unit of FSDP2."""
+    """Gathers the weights of one unit of FSDP2. prefetch: learns when it does."""
+
+    def __init__(self, unit: ParamGroup, prefetch: Prefetch | None) -> None:
+        super().__init__(unit)
+        self._prefetch = prefetch
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -71,13 +77,41 @@ class UnitAllGather(_Collective):
         """Gather over the companion of `group`, or over `group` itself if it has none.
 
         FSDP2 calls this on the thread and the stream of its gathers. Tensors, Work and errors are as in
-        `torch.distributed.all_gather_into_tensor`.
+        `torch.distributed.all_gather_into_tensor`. But on a GPU, where weights cross as differences or another unit
+        is gathered next, it returns a Work in any case: FSDP2 waits for it before it copies the weights out, and that
+        is when the gather's second half is done, and the next gather begins.
         """
-        with gathering(self._unit()), self._behind_the_stream_of(output_tensor):
+        unit, prefetch = self._unit(), self._prefetch
+        is_followed = prefetch is not None and prefetch.gathers(unit)
+        group = companion_of(group) or group
+        in_halves = output_tensor.is_cuda and _sends_differences(group)
+        with gathering(unit, in_halves), self._behind_the_stream_of(output_tensor):
             work: dist.Work | None = dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=companion_of(group) or group, async_op=async_op
+                output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
             )
-        return work
+        if work is None or prefetch is None or not is_followed:
+            return work
+        return _Followed(work, lambda: prefetch.waited(unit))
+
+
+class _Followed(dist.Work):
+    """A Work, and what is done once it is waited for."""
+
+    def __init__(self, work: dist.Work, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._then = then
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait as torch's Works do."""
+        is_done: bool = self._work.wait() if timeout is None else self._work.wait(timeout)
+        self._then()
+        return is_done
+
+
+def _sends_differences(group: dist.ProcessGroup) -> bool:
+    backend = isthmus_backend(group)
+    return backend is not None and backend.options.weights == "delta"
 
 
 class UnitReduceScatter(_Collective):
@@ -128,10 +162,10 @@ class Replaced:
             module.set_custom_reduce_scatter(self.reduce_scatter)
 
 
-def replace_collectives(model: nn.Module) -> list[Replaced]:
+def replace_collectives(model: nn.Module, prefetch: Prefetch | None = None) -> list[Replaced]:
     """Hand FSDP2 our collectives for the units of `model` that are gathered or reduced over Isthmus.
 
-    Leaves out units whose collectives cannot be replaced. Returns what it replaced.
+    Leaves out units whose collectives cannot be replaced. Returns what it replaced. prefetch: learns of each gather.
     """
     found = []
     modules: Iterable[Any] = model.modules()
@@ -140,7 +174,7 @@ def replace_collectives(model: nn.Module) -> list[Replaced]:
             continue
         (unit,) = param_groups_of(module)
         found.append(Replaced(weakref.ref(module), unit._all_gather_comm, unit._reduce_scatter_comm))
-        module.set_custom_all_gather(UnitAllGather(unit))
+        module.set_custom_all_gather(UnitAllGather(unit, prefetch))
         module.set_custom_reduce_scatter(UnitReduceScatter(unit))
     return found
 
@@ -168,4 +202,4 @@ def why_not_replaceable(module: Any) -> str:
 
 def is_in_a_pass(unit: ParamGroup) -> bool:
     """Return whether a unit is being gathered, or is in a forward or backward pass."""
-    return unit._all_gather_result is not None or unit._training_state.name != "IDLE"
+    return is_being_gathered(unit) or unit._training_state.name != "IDLE"

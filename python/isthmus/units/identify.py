@@ -113,36 +113,39 @@ _gatherers: MutableMapping[object, _Gatherer] = WeakIdKeyDictionary()
 
 
 class _Handed(threading.local):
-    """The unit that handed a gather to this thread."""
+    """The unit that handed a gather to this thread, and whether in halves."""
 
-    gatherer: object | None = None
+    gather: tuple[object | None, bool] = (None, False)
 
 
 _handed = _Handed()
 
 
 @contextmanager
-def gathering(gatherer: object) -> Iterator[None]:
-    """Attribute this thread's gathers in the block to `gatherer`, whatever is on the stack."""
-    before, _handed.gatherer = _handed.gatherer, gatherer
+def gathering(gatherer: object, in_halves: bool) -> Iterator[None]:
+    """Attribute this thread's gathers in the block to `gatherer`, whatever is on the stack.
+
+    in_halves: the second half of such a gather is done when its Work is waited for (docs/weights.md).
+    """
+    before, _handed.gather = _handed.gather, (gatherer, in_halves)
     try:
         yield
     finally:
-        _handed.gatherer = before
+        _handed.gather = before
 
 
-def weights_caller() -> tuple[int, str]:
-    """Return the owner and the name of the unit whose parameters are being gathered.
+def weights_caller() -> tuple[int, str, bool]:
+    """Return the owner and the name of the unit whose parameters are being gathered, and whether in halves.
 
     The owner is a number of this process, and changes with the name. It is 0 if no owner is on the stack: then the call
     is not known to gather parameters. The name is equal on all ranks.
     """
-    gatherer = _handed.gatherer if _handed.gatherer is not None else gathering_object()
+    gatherer, in_halves = _handed.gather
     if gatherer is None:
-        return 0, ""
-    name = weights_name(gatherer)
+        gatherer = gathering_object()
+    name = weights_name(gatherer) if gatherer is not None else None
     if name is None:
-        return 0, ""
+        return 0, "", False
     owner = _gatherers.get(gatherer)
     # FSDP2 names a unit in its first forward pass, and prepare may come later.
     if owner is not None and owner.name != name:
@@ -151,4 +154,4 @@ def weights_caller() -> tuple[int, str]:
     if owner is None:
         owner = _gatherers[gatherer] = _Gatherer(new_number(), name)
         forget_with(gatherer, owner.number)
-    return owner.number, name
+    return owner.number, name, in_halves

@@ -153,6 +153,28 @@ def let_reductions_overlap(model: nn.Module) -> None:
             module.set_reduce_scatter_max_input_buffers(INPUT_BUFFERS, recurse=False)
 
 
+def is_being_gathered(group: ParamGroup) -> bool:
+    """Return whether a unit's gather was begun, and not waited for."""
+    return group._all_gather_result is not None
+
+
+def is_in_forward(group: ParamGroup) -> bool:
+    """Return whether FSDP2 gathers a unit for a forward pass now, ahead or not."""
+    name: str = group._training_state.name
+    return name == "FORWARD"
+
+
+def gathers_ahead(model: nn.Module) -> bool:
+    """Return whether any unit of `model` gathers others ahead in forward passes."""
+    modules = (module for group in fsdp2_groups(model) for module in group.modules)
+    return any(module._get_fsdp_state()._states_to_forward_prefetch for module in modules)
+
+
+def gather_ahead(group: ParamGroup) -> None:
+    """Let FSDP2 gather a unit for the forward pass that is under way, which will wait for it."""
+    group._prefetch_unshard(group, "forward")
+
+
 def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, Parameter]:
     """Return a unit's parameters in the form of layouts. `module_names`: by id of the module."""
     part = mesh_part(group.mesh_info.mesh)

@@ -28,6 +28,7 @@ from isthmus.units.models import (
     let_reductions_overlap,
 )
 from isthmus.units.owners import number_of, owners_of
+from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
 from isthmus.units.rows import noisy_rows
 from isthmus.warned import warn_on_first_rank
@@ -47,7 +48,7 @@ def prepared_models() -> list[nn.Module]:
     return list(_prepared)
 
 
-def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = None) -> Model:
+def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = None, prefetch: bool = True) -> Model:
     """Give the units of `model` names of their own, and tell apart reductions of different parameters. Returns `model`.
 
     It takes models of FSDP2 (`fully_shard`), FSDP1 and DDP, and models whose parameters are DTensors (SimpleFSDP), over
@@ -60,6 +61,11 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     If called before the first step, FSDP2 of torch 2.13 or newer packs a unit's gradients while it reduces the previous
     unit's: `model.set_reduce_scatter_max_input_buffers(2)`, unless the model was given another number.
 
+    prefetch: on GPUs, let FSDP2 gather each unit while the one before it computes, in forward passes as it does in
+    backward passes. This takes the memory of one more gathered unit in forward passes, the first of which shows the
+    order. Where that changes, or the model was told what to prefetch (`set_modules_to_forward_prefetch`), FSDP2 does as
+    without.
+
     scaler: the GradScaler (or ShardedGradScaler) of the training loop. Its `update` then lets residuals follow the loss
     scale, and undoes a step that is skipped.
 
@@ -68,7 +74,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     """
     earlier = _prepared.get(model)
     if earlier is None:
-        _prepared[model] = _prepare_units(model, Prepared(name, units))
+        _prepared[model] = _prepare_units(model, Prepared(name, units), prefetch)
         warn_on_first_rank(noisy_rows(model, _prepared[model]))
     elif (earlier.name, earlier.patterns) != (name, units):
         raise ValueError(
@@ -80,7 +86,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     return model
 
 
-def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
+def _prepare_units(model: nn.Module, prepared: Prepared, prefetch: bool) -> Prepared:
     fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
     fsdp1 = [(module, flat, unit) for module, flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
     ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
@@ -104,7 +110,8 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     if fsdp2:
         let_reductions_overlap(model)
         if any(group.device.type == "cuda" for group, _ in fsdp2):
-            prepared.replaced = replace_collectives(model)
+            prepared.prefetch = Prefetch(model) if prefetch else None
+            prepared.replaced = replace_collectives(model, prepared.prefetch)
     for fsdp_module, flat, unit in fsdp1:
         layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
@@ -124,6 +131,8 @@ def forget(model: nn.Module) -> None:
         backend.clear_units(owners_of(model))
     for replaced in prepared.replaced:
         replaced.restore()
+    if prepared.prefetch is not None:
+        prepared.prefetch.end()
     for _, module in ddp_modules(model):
         end_bucket_hook(module, prepared)
     for group, _ in fsdp2_units(model):

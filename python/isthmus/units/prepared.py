@@ -19,6 +19,7 @@ from isthmus.units.models import ParamGroup, Unit, bucket_unit, label_of
 
 if TYPE_CHECKING:
     from isthmus.units.collectives import Replaced
+    from isthmus.units.prefetch import Prefetch
 
 EXCLUDED = "excluded by prepare(units=...)"
 
@@ -38,6 +39,7 @@ class Prepared:
     # DDP's buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
     replaced: list[Replaced] = field(default_factory=list)  # FSDP2's collectives, on GPUs
+    prefetch: Prefetch | None = None
 
     def base_name(self, unit_name: str) -> str:
         """Return the name of a unit without the number among models of equal names."""

@@ -177,7 +177,7 @@ class BackendIsthmus final : public c10d::Backend {
   WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   // unit: the unit whose weights the call gathers; nothing if it gathers none.
   WorkPtr submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
-                        std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit = std::nullopt);
+                        std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit = std::nullopt);
 
   BackendPtr device_backend();  // the world backend of the GPU, if there is one
   std::optional<at::Device> bound_device();

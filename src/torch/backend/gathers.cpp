@@ -44,7 +44,7 @@ WorkPtr BackendIsthmus::gather_by_world(Side& side, at::Tensor output, at::Tenso
 }
 
 WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                      std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit) {
+                                      std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit) {
   TwoTierCall call;
   call.operation.operation = "all-gather";
   call.operation.tensor = describe(output.numel(), input);
@@ -65,16 +65,17 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
     };
     return calls_.submit(side, std::move(call));
   }
-  call.operation.unit = unit->name;
-  counters_.note_dtype(unit->hash(), to_string(unit->dtype));
-  const Buffer gathered{call.written.data_ptr(), unit->num_elements, unit->dtype};
-  const ConstBuffer shard{call.input.const_data_ptr(), unit->num_elements / group_.size, unit->dtype};
-  call.run = [shard, gathered, unit = *unit, gone = weights_.take_gone(), owner](Communicator& communicator,
-                                                                                 Stream stream) {
+  const UnitKey& key = unit->key;
+  call.operation.unit = key.name;
+  counters_.note_dtype(key.hash(), to_string(key.dtype));
+  const Buffer gathered{call.written.data_ptr(), key.num_elements, key.dtype};
+  const ConstBuffer shard{call.input.const_data_ptr(), key.num_elements / group_.size, key.dtype};
+  call.in_halves = unit->in_halves;
+  call.begin = [shard, gathered, key, gone = weights_.take_gone(), owner](Communicator& communicator, Stream stream) {
     for (const std::string& name : gone) {
       communicator.drop_weights(name);
     }
-    return communicator.gather_weights(shard, gathered, unit, owner.value_or(stream));
+    return communicator.begin_gather_weights(shard, gathered, key, owner.value_or(stream));
   };
   return calls_.submit(side, std::move(call));
 }
@@ -82,7 +83,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
 WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor input,
                                       const c10d::AllgatherOptions& options) {
   if (weights_.is_active() && takes_two_tiers(output, input)) {
-    if (const std::optional<UnitKey> unit = weights_.recognise(output)) {
+    if (const std::optional<GatheredUnit> unit = weights_.recognise(output)) {
       return submit_gather(side, output, input, options.timeout, unit);
     }
   }
@@ -103,7 +104,7 @@ WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs,
   if (weights_.is_active() && inputs.size() == 1 && outputs.size() == 1 &&
       outputs[0].size() == static_cast<size_t>(group_.size)) {
     const at::Tensor output = whole_of(outputs[0]);
-    const std::optional<UnitKey> unit =
+    const std::optional<GatheredUnit> unit =
         output.defined() && takes_two_tiers(output, inputs[0]) ? weights_.recognise(output) : std::nullopt;
     if (unit) {
       return submit_gather(side, output, inputs[0], options.timeout, unit);

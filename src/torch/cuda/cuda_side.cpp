@@ -10,11 +10,13 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -126,7 +128,13 @@ class CudaSide final : public Side {
   void shutdown() override;
 
  private:
-  WorkPtr enqueue(const TwoTierCall& call);
+  // Returns what body() does. If it throws, the group has failed, but for refusals of arguments.
+  template <typename Body>
+  std::invoke_result_t<Body> explained(const FaultReport& call, const Body& body);
+  // Watches the event of what body(gpu, current stream) enqueues, and returns it.
+  template <typename Body>
+  EventPtr enqueue(const TwoTierCall& call, const Body& body);
+  EventPtr finish(const TwoTierCall& call, const WeightGatherPtr& gather);
   void watch_world();
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
@@ -181,41 +189,77 @@ WorkPtr CudaSide::call_world(const std::function<WorkPtr(c10d::Backend&)>& call)
   }
 }
 
-WorkPtr CudaSide::submit(TwoTierCall call) {
-  faults_.require_usable();
-  call.operation.sequence_number = counters_.take_sequence_number();
-  note(call.operation);
+template <typename Body>
+std::invoke_result_t<Body> CudaSide::explained(const FaultReport& call, const Body& body) {
   try {
-    return enqueue(call);
+    return body();
   } catch (const std::exception& error) {
     if (is_refusal(error, phase())) {
       throw;
     }
-    FaultReport report = call.operation;
+    FaultReport report = call;
     report.phase = phase();
     report.error = first_line(error.what());
     std::rethrow_exception(faults_.explain(report));
   }
 }
 
-WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
+template <typename Body>
+EventPtr CudaSide::enqueue(const TwoTierCall& call, const Body& body) {
   const std::lock_guard lock(enqueue_mutex_);
   Gpu& here = gpu_for(call.output.device());
   const c10::cuda::CUDAGuard on_device(here.device);
   RECORD_FUNCTION(call.title, std::vector<c10::IValue>{call.input});
-  const auto stream = c10::cuda::getCurrentCUDAStream(here.device.index());
   Pending& watched = watch(call.operation, nullptr, call.timeout);
   EventPtr done = here.place.device->make_event();  // unless it is recorded, it counts as passed
   const auto ends = c10::make_scope_exit([&] {
     const std::lock_guard state_lock(mutex_);
     watched.done = done;
   });
-  last_ = call.run(*here.communicator, {stream.stream()});
-  if (!call.written.is_same(call.output)) {
-    last_ = copy_back(call, last_, here.place);
-  }
+  last_ = body(here, Stream{c10::cuda::getCurrentCUDAStream(here.device.index()).stream()});
   done = last_;
-  return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
+  return done;
+}
+
+WorkPtr CudaSide::submit(TwoTierCall call) {
+  faults_.require_usable();
+  call.operation.sequence_number = counters_.take_sequence_number();
+  note(call.operation);
+  return explained(call.operation, [&]() -> WorkPtr {
+    std::optional<CudaPlace> place;
+    WeightGatherPtr gather;
+    EventPtr done = enqueue(call, [&](const Gpu& here, Stream stream) {
+      place = here.place;
+      if (!call.begin) {
+        return copy_back(call, call.run(*here.communicator, stream), here.place);
+      }
+      gather = call.begin(*here.communicator, stream);
+      return gather->begun;
+    });
+    const Watcher watcher = watcher_(call.operation.sequence_number);
+    std::function<EventPtr()> second_half;
+    if (gather != nullptr && call.in_halves) {
+      second_half = [this, call, gather, owner = watcher.owner] {
+        const auto alive = owner.lock();
+        TORCH_CHECK_WITH(DistBackendError, alive, "isthmus: the process group of a gather of weights is gone");
+        faults_.require_usable();
+        return explained(call.operation, [&] { return finish(call, gather); });
+      };
+    } else if (gather != nullptr) {
+      done = finish(call, gather);
+    }
+    return c10::make_intrusive<CudaWork>(group_.rank, call, std::move(done), *place, watcher, std::move(second_half));
+  });
+}
+
+// The second half of a gather. Others may enqueue while it waits.
+EventPtr CudaSide::finish(const TwoTierCall& call, const WeightGatherPtr& gather) {
+  if (const auto found = gpu()) {
+    found->communicator->wait_for_headers(*gather);
+  }
+  return enqueue(call, [&](const Gpu& here, Stream /*stream*/) {
+    return copy_back(call, here.communicator->finish_gather_weights(*gather), here.place);
+  });
 }
 
 // NCCL's barrier, like all its operations, begins behind the current stream: so when it ends, the operations before it
@@ -248,7 +292,11 @@ void CudaSide::watch_world() {
   watch(last_call(), std::move(done), kLongestTimeout);
 }
 
+// Returns the event of the call with the copy that it may need.
 EventPtr CudaSide::copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place) {
+  if (call.written.is_same(call.output)) {
+    return done;
+  }
   const Stream stream{place.aftermath.stream()};
   place.device->wait(done, stream);
   {

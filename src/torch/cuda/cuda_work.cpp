@@ -21,11 +21,13 @@ Stream as_stream(c10::cuda::CUDAStream stream) { return {stream.stream()}; }
 
 }  // namespace
 
-CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher)
+CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher,
+                   std::function<EventPtr()> second_half)
     : Work(rank, call.type),
       outputs_{call.output},
       timeout_(call.timeout),
       done_(std::move(done)),
+      second_half_(std::move(second_half)),
       place_(std::move(place)),
       watcher_(std::move(watcher)),
       held_{call.input, call.output, call.written} {
@@ -62,7 +64,8 @@ bool CudaWork::isCompleted() {
     exception_ = std::current_exception();
     return true;
   }
-  return place_.device->done(done_);
+  const std::unique_lock lock(half_mutex_, std::try_to_lock);
+  return lock && !second_half_ && place_.device->done(done_);
 }
 
 bool CudaWork::isSuccess() const {
@@ -86,7 +89,7 @@ bool CudaWork::wait(std::chrono::milliseconds timeout) {
 void CudaWork::synchronize() {
   Work::synchronize();  // see work.cpp
   const auto waiting = c10::cuda::getCurrentCUDAStream(device().index());
-  place_.device->wait(done_, as_stream(waiting));
+  place_.device->wait(done(), as_stream(waiting));
   std::vector<at::Tensor> released;  // freed without the lock
   std::vector<at::Tensor> copies;
   {
@@ -102,15 +105,25 @@ void CudaWork::synchronize() {
 // The Future may free its tensors at any time: it records its own streams with the allocator.
 c10::intrusive_ptr<c10::ivalue::Future> CudaWork::getFuture() {
   process_.require_this();
+  const EventPtr whole = done();
   const std::lock_guard lock(mutex_);
   if (!future_) {
-    place_.device->wait(done_, as_stream(place_.aftermath));
+    place_.device->wait(whole, as_stream(place_.aftermath));
     const c10::cuda::CUDAStreamGuard on_stream(place_.aftermath);
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                        std::vector<c10::Device>{device()});
     future_->markCompleted(c10::IValue(outputs_));
   }
   return future_;
+}
+
+EventPtr CudaWork::done() {
+  const std::lock_guard lock(half_mutex_);
+  if (second_half_) {
+    done_ = second_half_();
+    second_half_ = nullptr;
+  }
+  return done_;
 }
 
 void CudaWork::throw_if_failed() {
@@ -122,7 +135,8 @@ void CudaWork::throw_if_failed() {
 void CudaWork::block_host(std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + timeout;
-  while (!place_.device->done(done_)) {
+  const EventPtr whole = done();
+  while (!place_.device->done(whole)) {
     throw_if_failed();
     if (Clock::now() > deadline) {
       const auto text = detail::concatenate("not done after ", timeout.count(), " ms");

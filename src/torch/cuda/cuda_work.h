@@ -4,7 +4,9 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -25,10 +27,15 @@ struct CudaPlace {
 // the first of these calls, the Work holds the operation's tensors. If the Work is destroyed before, it tells the
 // allocator that they are still in use. wait() throws a fault that a decoder has found on the GPU, if the host can see
 // it by then.
+//
+// An operation in halves: the first call of wait(), synchronize() or getFuture() does the second one, for which it may
+// block the host. Until then the operation has not completed. Without such a call there is no second half.
 class CudaWork final : public c10d::Work {
  public:
-  // done: the event passes when the operation is done.
-  CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher);
+  // done: the event passes when the operation is done. second_half: then `done` is of the first half, and this returns
+  // that of the whole operation.
+  CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher,
+           std::function<EventPtr()> second_half);
   ~CudaWork() override;
 
   bool isCompleted() override;  // true also if it failed
@@ -41,6 +48,7 @@ class CudaWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return watcher_.sequence_number; }
 
  private:
+  EventPtr done();  // of the whole operation
   void throw_if_failed();
   void block_host(std::chrono::milliseconds timeout);
   at::Device device() const { return place_.aftermath.device(); }
@@ -48,7 +56,9 @@ class CudaWork final : public c10d::Work {
   const OwnProcess process_;
   const std::vector<at::Tensor> outputs_;
   const std::chrono::milliseconds timeout_;  // of the operation
-  const EventPtr done_;
+  std::mutex half_mutex_;                    // held while the second half waits; no other is taken before it
+  EventPtr done_;                            // under half_mutex_
+  std::function<EventPtr()> second_half_;    // under half_mutex_; null: there is none, or it is done
   const CudaPlace place_;
   const Watcher watcher_;
   std::vector<at::Tensor> held_;                    // under mutex_

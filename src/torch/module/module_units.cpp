@@ -144,8 +144,8 @@ void set_python_fsdp_caller(py::object caller) {
 void set_python_weights_caller(py::object caller) {
   weights_caller = [function = caller.release()] {
     const py::gil_scoped_acquire gil;
-    auto [owner, name] = function().template cast<std::tuple<uint64_t, std::string>>();
-    return WeightsCaller{owner, std::move(name)};
+    auto [owner, name, in_halves] = function().template cast<std::tuple<uint64_t, std::string, bool>>();
+    return WeightsCaller{owner, std::move(name), in_halves};
   };
 }
 
@@ -191,8 +191,9 @@ void bind_tags(py::module_& module) {
              "where it stands for the name.");
   module.def(
       "set_weights_caller", &set_python_weights_caller, "caller"_a,
-      "What is asked in gathers with weights=delta. caller() returns (owner, name): owner: a number of the object "
-      "that gathers its parameters, 0 if there is none.");
+      "What is asked in gathers with weights=delta. caller() returns (owner, name, in_halves): owner: a number of the "
+      "object that gathers its parameters, 0 if there is none; in_halves: on a GPU, the Work's wait() does the second "
+      "half, in an order that is equal on all ranks.");
   module.def("forget_owner", &forget_owner, "owner"_a,
              "The owner is gone: what groups keep of its units and weights is freed at their next call.");
 }

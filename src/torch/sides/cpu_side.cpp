@@ -80,7 +80,11 @@ WorkPtr CpuSide::submit(TwoTierCall call) {
   job.timeout = call.timeout;
   job.work = make_work(call);
   job.run = [call = std::move(call)](Communicator& communicator) {
-    call.run(communicator, {});
+    if (call.begin) {
+      communicator.finish_gather_weights(*call.begin(communicator, {}));
+    } else {
+      call.run(communicator, {});
+    }
     call.copy_back();
   };
   return queue(std::move(job));

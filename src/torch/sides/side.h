@@ -30,6 +30,9 @@ struct TwoTierCall {
   at::Tensor written;           // contiguous: `output` itself, or copied to it after the operation
   std::chrono::milliseconds timeout{0};
   std::function<EventPtr(Communicator&, Stream)> run;  // reads `input`, writes `written`
+  // The first half of a gather of weights, in place of run().
+  std::function<WeightGatherPtr(Communicator&, Stream)> begin;
+  bool in_halves = false;  // on a GPU, whoever waits for the Work does the second half
 
   // Called after run(); copies in the calling thread, on its current stream.
   void copy_back() const {

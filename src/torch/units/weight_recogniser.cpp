@@ -5,7 +5,7 @@
 
 namespace isthmus::torch_backend {
 
-std::optional<UnitKey> WeightRecogniser::recognise(const at::Tensor& output) {
+std::optional<GatheredUnit> WeightRecogniser::recognise(const at::Tensor& output) {
   if (!is_active() || !weights_caller) {
     return std::nullopt;
   }
@@ -25,7 +25,7 @@ std::optional<UnitKey> WeightRecogniser::recognise(const at::Tensor& output) {
   const int number = owners.try_emplace(caller.owner, static_cast<int>(owners.size())).first->second;
   key.name = with_ordinal(caller.name, number);
   names_[caller.owner] = key.name;
-  return key;
+  return GatheredUnit{key, caller.in_halves};
 }
 
 std::vector<std::string> WeightRecogniser::take_gone() {

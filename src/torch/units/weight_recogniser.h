@@ -21,9 +21,16 @@ namespace isthmus::torch_backend {
 struct WeightsCaller {
   uint64_t owner = 0;  // the object that gathers its parameters; a number is never reused in this process
   std::string name;    // for people; equal on all ranks
+  bool in_halves = false;
 };
 // Asks Python, which sets it. Threads that make calls of groups with weights=delta call it in each gather.
 inline auto& weights_caller = *new std::function<WeightsCaller()>;
+
+// A unit whose weights a call gathers.
+struct GatheredUnit {
+  UnitKey key;
+  bool in_halves = false;  // its Work is waited for in an order that is equal on all ranks
+};
 
 // The threads that make the group's calls call this; `mutex_` is not held while Python is asked.
 class WeightRecogniser {
@@ -32,7 +39,7 @@ class WeightRecogniser {
 
   bool is_active() const { return group_.options.weights == "delta" && group_.two_tier(); }
   // Returns the unit whose parameters `output` will hold; nothing if the call gathers no parameters.
-  std::optional<UnitKey> recognise(const at::Tensor& output);
+  std::optional<GatheredUnit> recognise(const at::Tensor& output);
   // Returns the names of units whose owners have gone since the last call.
   std::vector<std::string> take_gone();
 
