@@ -77,7 +77,13 @@ _attachments: weakref.WeakKeyDictionary[nn.Module, _Attachment] = weakref.WeakKe
 
 
 def attach(
-    model: Model, *, name: str = "", scaler: Any = None, options: _C.Options | None = None, **keywords: Any
+    model: Model,
+    *,
+    name: str = "",
+    scaler: Any = None,
+    prefetch: bool = True,
+    options: _C.Options | None = None,
+    **keywords: Any,
 ) -> Model:
     """Send the gradients and weights of `model` between nodes over Isthmus. Returns `model`.
 
@@ -90,7 +96,7 @@ def attach(
     All ranks of the job call it alike, after the last `fully_shard` and between steps; they compare their arguments. A
     second call with equal arguments does nothing.
 
-    name, scaler: as in `isthmus.prepare`.
+    name, scaler, prefetch: as in `isthmus.prepare`.
     options: the options of the new groups; or give keywords: ``attach(model, bits=2, weights="delta")``. Models over
     one group have equal options.
 
@@ -103,7 +109,7 @@ def attach(
     """
     if not dist.is_initialized():
         raise ValueError("isthmus.attach: there is no process group: call torch.distributed.init_process_group first")
-    attaching = _Attaching(model, name, scaler, options, keywords)
+    attaching = _Attaching(model, name, scaler, prefetch, options, keywords)
     wishes = on_all_ranks(attaching.wish)
     if complaint := disagreement(wishes):
         raise on_all(ValueError(f"isthmus.attach: {complaint}"), dist.get_rank())
@@ -142,11 +148,18 @@ class _Attaching:
     """One call of `attach` on one rank."""
 
     def __init__(
-        self, model: nn.Module, name: str, scaler: Any, options: _C.Options | None, keywords: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        name: str,
+        scaler: Any,
+        prefetch: bool,
+        options: _C.Options | None,
+        keywords: Mapping[str, Any],
     ) -> None:
         self._model = model
         self._name = name
         self._scaler = scaler
+        self._prefetch = prefetch
         self._given = (options, keywords)
         self._earlier = _attachments.get(model) if isinstance(model, nn.Module) else None
         self._groups: list[dist.ProcessGroup] = []  # the groups that gather or reduce the model
@@ -187,7 +200,7 @@ class _Attaching:
         for group in crossing:
             use(group)
             self._attachment.groups.append(group)
-        prepare(self._model, name=self._name, scaler=self._scaler)
+        prepare(self._model, name=self._name, scaler=self._scaler, prefetch=self._prefetch)
         self._attachment.replaced = replace_collectives(self._model)
 
     def undo(self) -> None:

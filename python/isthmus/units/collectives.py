@@ -67,7 +67,7 @@ class _Collective:
 class UnitAllGather(_Collective):
     """Gathers the weights of one unit of FSDP2. prefetch: learns when it does."""
 
-    def __init__(self, unit: ParamGroup, prefetch: Prefetch | None) -> None:
+    def __init__(self, unit: ParamGroup, prefetch: Prefetch | None = None) -> None:
         super().__init__(unit)
         self._prefetch = prefetch
 

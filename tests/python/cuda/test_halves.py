@@ -134,11 +134,13 @@ def test_all_uses_of_memory_are_ordered(step: Step) -> None:
     assert step.trace.conflicts() == []
 
 
-def test_reductions_overlap_as_before(step: Step) -> None:
-    sums, decodings = step.trace.named("ReduceScatter"), step.trace.named("decode")
-    assert len(sums) == 2 * UNITS and len(decodings) == UNITS  # of other nodes, and the own one
-    for unit in range(1, UNITS):
-        assert not any(one.comes_after(decodings[unit - 1]) for one in sums[2 * unit : 2 * unit + 2])
+def test_reductions_wait_for_what_they_waited_for_before(step: Step, step_in_one_piece: Step) -> None:
+    waits = []
+    for trace in (step.trace, step_in_one_piece.trace):
+        sums, decodings = trace.named("ReduceScatter"), trace.named("decode")
+        assert len(sums) == 2 * UNITS and len(decodings) == UNITS  # of other nodes, and the own one
+        waits.append([one.comes_after(decoding) for one in sums for decoding in decodings])
+    assert waits[0] == waits[1]
 
 
 def test_the_step_is_shorter(step: Step, step_in_one_piece: Step) -> None:
