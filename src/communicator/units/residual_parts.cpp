@@ -154,4 +154,16 @@ int64_t Residual::bytes() const {
   return bytes;
 }
 
+void multiply(Device& device, const Residual& residual, double factor) {
+  const auto multiply_values = [&](Buffer values) {
+    if (values.data != nullptr) {
+      device.multiply(values, factor, device.lane(residual.lane));
+    }
+  };
+  multiply_values(residual.values);
+  for (const ParkedPart& one : residual.parked) {
+    multiply_values(one.part.values);
+  }
+}
+
 }  // namespace isthmus

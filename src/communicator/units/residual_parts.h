@@ -82,4 +82,7 @@ struct Residuals {
 // std::bad_alloc.
 void copy_residuals(Device& device, const Residuals& from, Residuals& to);
 
+// Skips what has no memory: a codec without error feedback has no residual, and a forgotten unit has lost it.
+void multiply(Device& device, const Residual& residual, double factor);
+
 }  // namespace isthmus

@@ -108,19 +108,6 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, int
                 "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
-// Skips what has no memory: a codec without error feedback has no residual, and a forgotten unit has lost it.
-void multiply(Device& device, const Residual& residual, double factor) {
-  const auto multiply_values = [&](Buffer values) {
-    if (values.data != nullptr) {
-      device.multiply(values, factor, device.lane(residual.lane));
-    }
-  };
-  multiply_values(residual.values);
-  for (const ParkedPart& one : residual.parked) {
-    multiply_values(one.part.values);
-  }
-}
-
 }  // namespace
 
 void Unit::follow_scale(Device& device, double new_scale) {
