@@ -133,7 +133,9 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         "never with a real network.",
     ]
     if any(plan.strategy.wire is not None and plan.strategy.wire.weights == "delta" for plan in comparison.plans):
-        found.append("full: without waits of the host, as in prepared models; an H200 that waited took longer (docs/plan.md).")
+        found.append(
+            "full: without waits of the host, as in prepared models; an H200 that waited took longer (docs/plan.md)."
+        )
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found

@@ -197,8 +197,8 @@ TEST(WeightPackets, LawsSumUpToAllSlots) {
 }
 
 // Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan). The
-// coder ends in a state that is known. So what is no error is padding, or bits of some neighbours that were sent as they
-// are: checksums find these, before a packet is decoded.
+// coder ends in a state that is known. So what is no error is padding, or bits of some neighbours that were sent as
+// they are: checksums find these, before a packet is decoded.
 TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
   std::mt19937 generator(10);
   for (const DataType dtype : kCodedTypes) {
