@@ -61,8 +61,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   add_live_backend(this);
 }
 
-BackendIsthmus::~BackendIsthmus() {
-  const WithoutGil without_gil;  // before locking: the holder may wait for a worker that needs the GIL
+// A warning that finds no memory ends the process.
+BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
+  const WithoutGil without_gil;      // before locking: the holder may wait for a worker that needs the GIL
   remove_live_backend(this);
   shutdown_or_warn(std::chrono::milliseconds::max());
 }

@@ -506,10 +506,10 @@ void CudaSide::shutdown() {
   }
   last_ = nullptr;
   std::vector<std::function<void()>> ends;
-  if (released && !gpu_works_) {
-    new std::shared_ptr<Gpu>(std::exchange(released, nullptr));  // no memory can be freed: leave it to the process
+  if (released && !gpu_works_) {  // no memory can be freed: it is left to the process
+    new std::shared_ptr<Gpu>(std::exchange(released, nullptr));
   }
-  if (released) {
+  if (released) {  // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): see above
     ends.emplace_back([gpu = std::exchange(released, nullptr)] {});  // the action owns it, and ends with it
   }
   if (!closed_.exchange(true) && group_.owns_worlds) {

@@ -252,6 +252,7 @@ void CpuSide::abort() {
     transports = transports_;
   }
   std::vector<std::function<void()>> ends;
+  ends.reserve(transports.size() + 1);
   for (const auto& transport : transports) {
     ends.emplace_back([transport] { transport->abort(); });
   }
