@@ -70,7 +70,7 @@ inline auto& shutdown_listener = *new std::function<void(BackendIsthmus& backend
 class BackendIsthmus final : public c10d::Backend {
  public:
   explicit BackendIsthmus(BackendParts parts);
-  ~BackendIsthmus() override;
+  ~BackendIsthmus() override;  // NOLINT(bugprone-exception-escape): see there
 
   BackendStats stats();
   void reset_stats();
