@@ -118,8 +118,10 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
                 audit.begin()
             start_s = time.perf_counter()
             work = call(*args, **kwargs)
-            if work is not None:
+            if work is not None and not _tensors(args, kwargs)[0].is_cuda:
                 raise RuntimeError(f"{name} was issued asynchronously: its time cannot be told from the outside")
+            if work is not None and audit:
+                work.wait()  # the second half of a gather of weights crosses now, and not when FSDP2 waits
             seconds = time.perf_counter() - start_s
             sent = audit.end() if audit else None
             recording.collectives.append(_describe(KIND_OF[name], args, kwargs, seconds, sent))
@@ -136,10 +138,13 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
             setattr(dist, name, original)
 
 
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+
+
 def _describe(
     kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, link_sent_bytes: int | None
 ) -> Collective:
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    whole = max(tensors, key=lambda tensor: tensor.numel())
+    whole = max(_tensors(args, kwargs), key=lambda tensor: tensor.numel())
     ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
     return Collective(kind, ranks, whole.numel(), whole.element_size(), seconds, link_sent_bytes)

@@ -31,7 +31,7 @@ def test_training(two_hosts, tmp_path):  # noqa: F811
     assert list(checks) == ["fsdp", "none", "quant", "full"]
     assert all(check.collectives_equal for check in checks.values())
     losses = {name: arm["val_loss"] for name, arm in report["arms"].items()}
-    assert losses["fsdp"] < report["arms"]["fsdp"]["steps"][0]["loss"] - 0.5, "it trains"
+    assert losses["fsdp"] < report["arms"]["fsdp"]["steps"][0]["loss"] - 0.2, "it trains"
     assert all(abs(loss - losses["fsdp"]) < 0.005 for loss in losses.values()), losses
     assert losses["quant"] != losses["fsdp"]  # the codec took part
     assert losses["full"] == losses["quant"]

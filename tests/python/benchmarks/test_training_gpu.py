@@ -40,6 +40,8 @@ def test_all_arms(made_up, tmp_path):  # noqa: F811
         assert check.collectives_equal, check
         assert check.payload_equal is not False, check
     losses = {name: arm["val_loss"] for name, arm in report["arms"].items()}
+    single_tier = losses.pop("flat-tagc")
+    assert losses["fsdp"] < single_tier < report["arms"]["flat-tagc"]["steps"][0]["loss"] - 0.3, "it trains, and loses"
     assert all(abs(loss - losses["fsdp"]) < 0.2 for loss in losses.values()), losses
     assert losses["full"] == losses["quant"] != losses["fsdp"]
     memory = {name: arm["gpu_bytes"] for name, arm in report["arms"].items()}
