@@ -214,7 +214,9 @@ struct GuardResidual {
       for_each_of_all(group, num_elements, [&](int64_t i) { residual[i] = 0; });
     }
     if (group.is_last(guard->arrived) && group.thread() == 0) {
-      counts->spikes += drops ? 1 : 0;
+      if (drops) {
+        group.fetch_add(counts->spikes, uint64_t{1});  // lanes of pieces and results count at once
+      }
       next_step(*guard);
     }
   }
