@@ -22,7 +22,7 @@ from support.tested_codecs import DEFAULT
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 # The part of the page that is made here.
-TABLE = re.compile(r"^Measured on commit .*\n(?=\n## )", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"^Measured on commit .*?\n(?=\n## )", re.MULTILINE | re.DOTALL)
 HEAD = """\
 | fault | operation (codec) | error | s to error | s to end | as it should be |
 |---|---|---|---|---|---|
