@@ -48,14 +48,7 @@ def trace_a_step(rank: int, world_size: int, in_halves: bool) -> str | None:
     if not in_halves:
         collectives._sends_differences = lambda group: False
     model = isthmus.prepare(wrapped(), prefetch=in_halves)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        loss = model(torch.ones(2, FEATURES, device="cuda")).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = cuda_worlds.training_step(model, FEATURES)
     for _ in range(3):
         step()
     with tempfile.TemporaryDirectory() as folder:

@@ -52,14 +52,7 @@ def output_was_in_use(call: Any, self: Any, output_tensor: torch.Tensor, **argum
 def trace_a_step(rank: int, world_size: int, way: str, dtype: torch.dtype) -> Trace | None:
     ranks.init(BACKENDS[way], **({"pg_options": isthmus.Options(**OPTIONS)} if way == "prepare" else {}))
     model = wrapped(way, dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        loss = model(torch.ones(2, FEATURES, device="cuda")).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = cuda_worlds.training_step(model, FEATURES)
     for _ in range(2):
         step()
     original: Any = UnitReduceScatter.__call__
