@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,5 +36,19 @@ class Group:
 
 
 def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
-    """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
-    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)
+    """Construct a Gloo backend over some ranks of the group, over the interfaces that GLOO_SOCKET_IFNAME names.
+
+    It connects its ranks at once, whatever TORCH_GLOO_LAZY_INIT says: a rank that Gloo connects later may wait for ever
+    for one that died before.
+    """
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [
+        ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
+        if interface
+        else ProcessGroupGloo.create_default_device(lazy_init=False)
+        for interface in interfaces.split(",")
+    ]
+    options._threads = 2 * len(options._devices)
+    options._timeout = group.timeout
+    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), options)

@@ -1,4 +1,4 @@
-"""Signals that come while a rank waits in a collective."""
+"""Signals that come while a rank waits in a collective, and ranks that end before it."""
 
 from __future__ import annotations
 
@@ -69,3 +69,22 @@ def test_a_handler_runs_while_its_rank_waits(call: Callable[[], None]) -> None:
     assert (outcomes[1], outcomes[3]) == ("terminated", "silent"), outcomes
     for text in (outcomes[0], outcomes[2]):
         assert "No word from rank" in text or "All ranks reported" in text or "The store" in text, outcomes
+
+
+def one_ends_early(rank: int, world_size: int, call: Callable[[], None]) -> str:
+    """Rank 3 ends before the group's first collective."""
+    ranks.init(timeout_s=scaled(5))
+    if rank == 3:
+        return "ended"
+    try:
+        call()
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("call", [exact, two_tier])
+def test_ranks_are_told_of_one_that_ended_before_gloo_would_connect_it(call: Callable[[], None]) -> None:
+    outcomes = ranks.run(one_ends_early, 4, call, env=ENV | {"TORCH_GLOO_LAZY_INIT": "1"})
+    for text in outcomes[:3]:
+        assert "No word from rank" in text or "All ranks reported" in text, outcomes
