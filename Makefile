@@ -30,6 +30,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # The core is built several times: for torch, for its own tests, for each MPI. Where flags and the compiler's name are equal
 # and there is ccache, once. (Asked at every command: `make setup` may install it.)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
+export CMAKE_CUDA_COMPILER_LAUNCHER ?= $(CMAKE_CXX_COMPILER_LAUNCHER)
 ifeq ($(origin CXX),default)
   CXX := c++
 endif
