@@ -14,7 +14,7 @@ from support.places import ROOT
 
 
 def test_every_option_stands_in_the_table():
-    table = (ROOT / "docs/operating.md").read_text()
+    table = (ROOT / "docs/operate.md").read_text()
     defaults = isthmus.Options()
     for name, variable, value_range, meaning, users in _native.load().option_fields():
         value = getattr(defaults, name)
