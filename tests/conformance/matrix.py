@@ -106,15 +106,24 @@ def _tables_of_collectives(
 def _table(
     results: Mapping[str, dict[str, Any]], title: str, columns: Sequence[str], rows: Sequence[str], key: str
 ) -> str:
-    """Return a table in which rows with equal cells are one."""
+    """Return a table in which rows with equal cells are one, and then columns."""
     by_cells: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         keys = [key.format(row=row, column=column) for column in columns]
         cells = tuple(_sign([found["cells"].get(key, "") for found in results.values()]) for key in keys)
         if any(cells):
             by_cells.setdefault(cells, []).append(row)
-    lines = [f"### {title}", "", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {', '.join(names)} | " + " | ".join(cells) + " |" for cells, names in by_cells.items()]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for column, cells in zip(columns, zip(*by_cells, strict=True), strict=True):
+        alike.setdefault(cells, []).append(column)
+    lines = [
+        f"### {title}",
+        "",
+        "| | " + " | ".join(map(", ".join, alike.values())) + " |",
+        "|---" * (len(alike) + 1) + "|",
+    ]
+    for names, cells in zip(by_cells.values(), zip(*alike, strict=True), strict=True):
+        lines.append(f"| {', '.join(names)} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
