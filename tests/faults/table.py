@@ -37,6 +37,7 @@ def shortened(error: str) -> str:
     error = re.sub(r"\[\S*/gloo/\S+\] ", "", error)
     error = re.sub(r" This is typically caused by .*?GLHF! \S+\.(?= |$)", "", error)
     error = re.sub(r" \[?(\d+\.){3}\d+\]?:\d+", "", error)
+    error = error.replace(": dead, stopped, or not in a collective of this group", "")
     own, *others = error.split("; ")
     return "; ".join([own, *(text for text in others if not CONSEQUENCE.search(text))]).removesuffix(".")
 
