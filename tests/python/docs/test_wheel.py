@@ -1,9 +1,11 @@
-"""A wheel is installed where nothing can be compiled, does what the README says, and is removed."""
+"""A wheel is installed where nothing can be compiled, does what the README and the start page say, and is removed."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -91,12 +93,13 @@ def test_the_readme_script_trains_without_a_compiler(environment: Environment) -
 
 
 def test_commands_run(environment: Environment) -> None:
-    assert "torch" in environment.says("isthmus", "info")
+    shown = re.findall(r"^isthmus .*", (ROOT / "docs/start.md").read_text(), re.MULTILINE)
+    info, plan = (environment.says(*shlex.split(command, comments=True)) for command in shown)
+    assert "torch" in info
+    assert "quant" in plan
     assert "NUMA node" in environment.says("isthmus", "topo")
     show = "import isthmus._topology; print(open('/proc/self/maps').read())"
     assert "isthmus.libs/libhwloc" in environment.says("python", "-c", show)
-    links = ("--inter", "25gbit", "--intra", "3600gbit")
-    assert "quant" in environment.says("isthmus", "plan", "--preset", "llama2-7b", "--nodes", "2", *links)
 
 
 def test_another_torch_is_told_which_wheel_it_needs(environment: Environment) -> None:
