@@ -61,10 +61,8 @@ def tables(results: Mapping[str, dict[str, Any]]) -> str:
     """Return the part of the document that is made here."""
     parts = [_totals(results)]
     dtypes = [*TAKEN_DTYPES, *OTHER_DTYPES]
-    plain, gradient = LABELS
+    plain, _ = LABELS
     parts += _tables_of_collectives(results, REDUCING, "Types and operators of {}", dtypes, plain)
-    title = "{} that FSDP labels as a gradient's, codec none"
-    parts += _tables_of_collectives(results, ["all_reduce", "reduce_scatter_tensor"], title, dtypes, gradient)
     parts.append(
         _table(results, "Types of what only moves", MOVING, dtypes, f"{{column}}|dtype={{row}}|op=sum|{plain}")
     )
