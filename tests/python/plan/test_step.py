@@ -67,7 +67,7 @@ BIG = units_of_sizes([2**22] * 4)
     ],
 )
 def test_a_step_sends_what_the_document_says(strategy, backend, expected):
-    """In P e, the model in bfloat16, at N = L = 2: docs/algorithms.md, "The others, for comparison"."""
+    """In P e, the model in bfloat16, at N = L = 2: docs/algorithms.md, "A training step"."""
     whole = 2 * BIG.num_parameters
     headers = 48 * 4 * 8 * 8 if STRATEGIES[strategy].wire else 0  # of 8 segments at most
     assert expected * whole <= node_bytes(strategy, BIG, backend=backend) <= expected * whole + headers
