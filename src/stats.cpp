@@ -27,6 +27,15 @@ CollectiveStats& CollectiveStats::operator+=(const CollectiveStats& more) {
   return *this;
 }
 
+PeerWaits& PeerWaits::operator+=(const PeerWaits& more) {
+  for (const auto tier : {&PeerWaits::intra, &PeerWaits::inter, &PeerWaits::flat}) {
+    for (const auto& [rank, seconds] : more.*tier) {
+      (this->*tier)[rank] += seconds;
+    }
+  }
+  return *this;
+}
+
 WeightStats& WeightStats::operator+=(const WeightStats& more) {
   gathers += more.gathers;
   unchanged += more.unchanged;

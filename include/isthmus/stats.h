@@ -16,6 +16,16 @@ enum class Collective : uint8_t { kReduceScatter, kAllGather, kAllReduce };
 inline constexpr int kNumCollectives = 3;
 const char* to_string(Collective collective);
 
+// Seconds that this rank's host waited for messages of each other rank, by its global rank. GPUs have none: streams
+// wait.
+struct PeerWaits {
+  std::map<int, double> intra;
+  std::map<int, double> inter;
+  std::map<int, double> flat;
+
+  PeerWaits& operator+=(const PeerWaits& more);
+};
+
 struct CollectiveStats {
   int64_t calls = 0;
   int64_t packed_calls = 0;  // calls that copied, because placement is not in blocks or the size not divisible
@@ -64,6 +74,7 @@ struct Stats {
   std::array<CollectiveStats, kNumCollectives> collectives;
   CodecCounts codec;
   WeightStats weights;
+  PeerWaits peer_waits;
   int64_t compressed_calls = 0;                // reductions that went through a lossy codec
   std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
   int64_t skipped_steps = 0;                   // steps whose result was thrown away (UnitStates::skip_step)

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -91,6 +92,10 @@ class Transport {
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;
+
+  // Seconds that the host has waited for messages of each other rank since the last call, by its global rank. Empty
+  // where this is not measured.
+  virtual std::map<int, double> take_waits() { return {}; }
 
   // Makes pending and later operations of this rank fail with TransportError, and the peers' as well. May wait for the
   // GPU, on which operations of other tiers that nobody aborts may run for ever: those of one GPU are aborted at once.

@@ -16,6 +16,12 @@ class Job:
     launcher_contradicts_itself: bool = False
     #: The subjects of which it was warned once.
     warned_of: set[str] = field(default_factory=set)
+    #: Of optimizers; and after which one the statistics are looked at again.
+    steps: int = 0
+    next_look: int = 2
+    #: As in `isthmus.stats`, when it was last looked at; and when that was, by time.monotonic().
+    peer_waits_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    looked_at_s: float = 0.0
 
 
 _jobs: weakref.WeakKeyDictionary[dist.ProcessGroup, Job] = weakref.WeakKeyDictionary()

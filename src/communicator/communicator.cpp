@@ -162,6 +162,7 @@ void Communicator::Parts::count(Run& run, const Body& body) {
   run.counters.intra += tiers.intra_traffic() - intra;
   run.counters.inter += tiers.inter_traffic() - inter;
   run.counters.flat += tiers.flat_traffic() - flat;
+  run.peer_waits += tiers.take_waits();
 }
 
 EventPtr Communicator::Parts::end(Run& run, const ReductionPlan* plan, const UnitKey* unit) {

@@ -50,6 +50,11 @@ void MessageTransport::Exchange::send(int peer, ConstBuffer buffer, bool counts)
   }
 }
 
+void MessageTransport::Exchange::count_wait(int peer, Clock::duration waited) {
+  const std::lock_guard lock(transport_.traffic_mutex_);
+  transport_.waits_[transport_.global_rank(peer)] += std::chrono::duration<double>(waited).count();
+}
+
 // Exchanges one part with each other rank, in rounds: in round d every rank sends to the d-th rank after it and
 // receives from the d-th before it. wait() starts all rounds but the first.
 class MessageTransport::DirectExchange final : public Handle {
@@ -237,6 +242,11 @@ std::string MessageTransport::ranks_of_other_label(uint64_t label) {
 Traffic MessageTransport::traffic() const {
   const std::lock_guard lock(traffic_mutex_);
   return traffic_;
+}
+
+std::map<int, double> MessageTransport::take_waits() {
+  const std::lock_guard lock(traffic_mutex_);
+  return std::exchange(waits_, {});
 }
 
 void MessageTransport::count_sent(int peer, int64_t bytes) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,6 +40,7 @@ class MessageTransport : public Transport {
   HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override;
   std::string ranks_of_other_label(uint64_t label) override;
   Traffic traffic() const override;
+  std::map<int, double> take_waits() override;
 
   // Operations that start or wait from now on fail at `deadline`. The thread that starts operations calls it.
   void set_deadline(Clock::time_point deadline) { deadline_ = deadline; }
@@ -61,6 +63,7 @@ class MessageTransport : public Transport {
     virtual void post_send(int peer, ConstBuffer buffer) = 0;
 
     Operation operation() const { return operation_; }
+    void count_wait(int peer, Clock::duration waited);
 
    private:
     MessageTransport& transport_;
@@ -96,8 +99,9 @@ class MessageTransport : public Transport {
   Clock::time_point deadline_ = Clock::time_point::max();
   std::vector<std::vector<std::byte>> free_scratch_;
   std::atomic<int64_t> scratch_bytes_{0};  // with buffers that are in use
-  mutable std::mutex traffic_mutex_;
+  mutable std::mutex traffic_mutex_;       // guards what follows
   Traffic traffic_;
+  std::map<int, double> waits_;
 };
 
 }  // namespace isthmus

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
 from isthmus.backends import backends_of
+from isthmus.group import looks
 from isthmus.told import log_to_stderr
 from isthmus.variables import unknown_variables
-from isthmus.warned import is_first_rank, warn_on_first_rank, warn_once
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -34,8 +35,7 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         _ready_in_process = os.getpid()
         core = native.load()
         core.set_split_function(split)
-        core.set_warning_function(warn_on_first_rank)
-        core.set_look_function(_look)
+        register_optimizer_step_post_hook(looks.stepped)
         core.set_shutdown_listener(_keep_last_stats)
         core.set_fsdp_caller(_fsdp_caller)
         core.set_weights_caller(_weights_caller)
@@ -95,15 +95,3 @@ def _shut_down(process: int) -> None:
         except Exception:  # a failed summary must not make the program fail
             logger.warning("no summary", exc_info=True)
         native.load().shutdown_all()
-
-
-def _look(is_third_step: bool) -> None:
-    """Warn of what the statistics show. Called by the native module when a group's third step begins, and later."""
-    if not backends_of(list(dist.distributed_c10d._world.pg_map)):  # not for torchft's groups alone
-        return
-    from isthmus.report.missing import missing, spikes
-
-    if is_third_step and is_first_rank():
-        for subject, text in missing().items():
-            warn_once(text, subject)
-    warn_once(spikes(), "spikes")  # on the rank that met one

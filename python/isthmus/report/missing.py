@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from isthmus import native
 from isthmus.report.statistics import named_backends
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ _EXACT = "exact reductions: "
 _TOO_SMALL = "below min_elements"
 
 _SPIKES = "residuals dropped: "
+_MOST_NAMES = 5
 
 Group = tuple["_C.Options", dict[str, Any]]  # options and `isthmus.stats`
 
@@ -23,13 +25,12 @@ def missing() -> dict[str, str]:
     """Return, by subject, what the groups of this process were asked for and have not done so far, and what to do.
 
     That they compress gradients: the most frequent reason for which those of backward passes stayed exact. What the
-    options exclude, and exact first steps (``dense_steps``), are no such reason. And that they send differences of
-    weights.
+    options exclude, and exact first steps (``dense_steps``), are no such reason. That they send differences of weights.
+    And that they treat the units that globs name: a mistyped one would change nothing, or leave everything exact.
     """
     groups = [(backend.options, backend.stats()) for backend in named_backends().values()]
-    return {
-        subject: text for subject, text in (("gradients", _gradients(groups)), ("weights", _weights(groups))) if text
-    }
+    texts = {"gradients": _gradients(groups), "weights": _weights(groups), "units": _unmatched_globs(groups)}
+    return {subject: text for subject, text in texts.items() if text}
 
 
 def spikes() -> str:
@@ -66,3 +67,22 @@ def _weights(groups: Sequence[Group]) -> str:
         "option weights=delta changed nothing in the first two steps: it is for parameters that FSDP gathers, "
         "min_elements or more at once (DDP gathers none)"
     )
+
+
+def _unmatched_globs(groups: Sequence[Group]) -> str:
+    names = sorted(
+        {unit["name"] for _, found in groups for unit in found["units"] if unit["collective"] != "all_gather"}
+    )
+    complaints = []
+    for units in dict.fromkeys(options.units for options, _ in groups):
+        globs = [glob.strip() for glob in units.split(",")]
+        unmatched = [glob for glob in globs if not any(_matches(glob.removeprefix("!"), name) for name in names)]
+        if names and unmatched:
+            complaints.append(f"option units={units}: no unit matches {', '.join(unmatched)}")
+    shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    return f"{'; '.join(complaints)}; there are {len(names)}: {shown}" if complaints else ""
+
+
+def _matches(glob: str, name: str) -> bool:
+    is_matched: bool = native.load().unit_is_compressed(glob, name)
+    return is_matched

@@ -19,6 +19,7 @@ _COUNTS = (
     "collectives",
     "codec",
     "weights",
+    "peer_waits_s",
     "compressed_calls",
     "exact_calls",
     "num_units",
@@ -37,7 +38,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
     elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed`` and
-    ``whole`` by reason, and the memory of replicas), ``compressed_calls``, ``exact_calls`` (by reason),
+    ``whole`` by reason, and the memory of replicas), ``peer_waits_s`` (by tier, on the CPU: for how long this rank
+    waited for messages of each other one), ``compressed_calls``, ``exact_calls`` (by reason),
     ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``ran_s`` (seconds of calls in two tiers on the CPU),
     ``waited_s`` (those for which callers were blocked by them in ``Work.wait()``), ``units``, ``devices`` (from
     ``collectives`` to ``units`` of each device alone: ``cpu``,

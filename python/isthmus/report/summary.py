@@ -14,6 +14,7 @@ import torch
 from isthmus.backends import options_without_effect
 from isthmus.report.explain import NO_TIERS, why_exact
 from isthmus.report.statistics import named_backends, stats
+from isthmus.report.waits import in_words
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -134,6 +135,8 @@ def _seconds(found: dict[str, Any]) -> Iterator[str]:
         hidden_s = max(0.0, found["ran_s"] - found["waited_s"])
         shown = f"{found['waited_s']:.2f} waited for and {hidden_s:.2f} hidden"
         yield f"seconds: {found['ran_s']:.2f} in calls, {shown}"
+    if waits := in_words(found["peer_waits_s"]):
+        yield f"of these, waited for others' messages: {waits}"
     if sum(phases.values()):
         yield f"seconds by phase, some beside others: {', '.join(parts)}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import weakref
 from collections import Counter
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from isthmus import native
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import ParamGroup, Unit, bucket_unit, label_of
 
@@ -69,7 +69,7 @@ class Prepared:
 
     def exact_reason(self, unit_name: str) -> str:
         """Return why a unit stays exact, "" if it does not."""
-        return "" if matches(self.patterns, unit_name) else EXCLUDED
+        return "" if native.load().unit_is_compressed(self.patterns, unit_name) else EXCLUDED
 
     def remember(self, layout: Layout) -> int:
         """Note that reductions have this layout; return its hash."""
@@ -89,15 +89,6 @@ _models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = we
 def forget_names(process_group: dist.ProcessGroup) -> None:
     """Restart the numbers of models that are reduced over a group, as the backend that knew their names is gone."""
     _models_by_name.pop(process_group, None)
-
-
-def matches(patterns: str, name: str) -> bool:
-    """Return whether a unit is compressed by comma-separated globs ("!" excludes), as in the option `units`."""
-    globs = [glob.strip() for glob in patterns.split(",")]
-    included = [glob for glob in globs if not glob.startswith("!")]
-    if any(fnmatch.fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!")):
-        return False
-    return not included or any(fnmatch.fnmatchcase(name, glob) for glob in included)
 
 
 # --- FSDP2 ---

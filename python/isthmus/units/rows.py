@@ -6,10 +6,11 @@ import math
 
 from torch import nn
 
+from isthmus import native
 from isthmus.backends import backends_of
 from isthmus.units.layout import clean_name
 from isthmus.units.models import Unit, groups_of
-from isthmus.units.prepared import Prepared, matches
+from isthmus.units.prepared import Prepared
 
 #: Half a group: zeros that fill one come through as zeros.
 _HALF_GROUP = 64
@@ -25,7 +26,7 @@ def noisy_rows(model: nn.Module, prepared: Prepared) -> str:
         if isinstance(module, nn.Embedding)
     }
     for unit in prepared.units:
-        is_coded = any(matches(each.units, prepared.full_name(unit.name)) for each in options)
+        is_coded = any(native.load().unit_is_compressed(each.units, prepared.full_name(unit.name)) for each in options)
         for name in _noisy_in(unit, embeddings) if is_coded and not prepared.exact_reason(unit.name) else ():
             return (
                 f"rows of {name} share groups of {2 * _HALF_GROUP} elements with others: where a token does not occur, "

@@ -61,6 +61,7 @@ class Run {
   CollectiveStats counters;
   CodecCounts codec_counts;
   WeightStats weights;
+  PeerWaits peer_waits;
   bool as_differences = false;  // whether weights crossed as differences
   std::string reason;           // why weights crossed as they did; empty: the options say so
   int64_t coded_elements = 0;   // elements of pieces that became packets for other nodes

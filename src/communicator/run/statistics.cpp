@@ -12,6 +12,7 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey
   const std::lock_guard lock(mutex_);
   stats_.collectives[static_cast<size_t>(run.collective())] += run.counters;
   stats_.codec += run.codec_counts;
+  stats_.peer_waits += run.peer_waits;
   if (plan != nullptr) {
     if (plan->why_exact != nullptr) {
       ++stats_.exact_calls[plan->why_exact];

@@ -68,6 +68,19 @@ Traffic TierSet::inter_traffic() const {
 
 Traffic TierSet::flat_traffic() const { return traffic_of(tiers_.flat.get()); }
 
+PeerWaits TierSet::take_waits() const {
+  PeerWaits waits;
+  for (const auto& [tier, seconds] :
+       {std::pair(&tiers_.intra, &PeerWaits::intra), std::pair(&tiers_.gather_intra, &PeerWaits::intra),
+        std::pair(&tiers_.inter, &PeerWaits::inter), std::pair(&tiers_.gather_inter, &PeerWaits::inter),
+        std::pair(&tiers_.flat, &PeerWaits::flat)}) {
+    PeerWaits more;
+    more.*seconds = *tier != nullptr ? (*tier)->take_waits() : std::map<int, double>{};
+    waits += more;
+  }
+  return waits;
+}
+
 void TierSet::abort() const {
   std::vector<std::function<void()>> aborts;
   for (const std::shared_ptr<Transport>& tier : all()) {

@@ -45,6 +45,8 @@ class TierSet {
   Traffic intra_traffic() const;
   Traffic inter_traffic() const;
   Traffic flat_traffic() const;
+  // How long it has waited for others since the last call.
+  PeerWaits take_waits() const;
 
   // Aborts all tiers at once: on a GPU one may end only when the others' operations have. Waits at most kAbortPatience.
   void abort() const;

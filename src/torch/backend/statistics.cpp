@@ -16,6 +16,7 @@ void add(const Stats& device, Stats& total) {
   }
   total.codec += device.codec;
   total.weights += device.weights;
+  total.peer_waits += device.peer_waits;
   total.compressed_calls += device.compressed_calls;
   for (const auto& [reason, calls] : device.exact_calls) {
     total.exact_calls[reason] += calls;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "communicator/path/segments.h"
+#include "communicator/plan/policy.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
@@ -14,7 +15,6 @@
 #include "torch/base/tensors.h"
 #include "torch/base/without_gil.h"
 #include "torch/module/module_units.h"
-#include "torch/units/unmatched_patterns.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -211,6 +211,11 @@ py::dict to_dict(const WeightStats& weights) {
                   "whole"_a = weights.whole, "replica_bytes"_a = weights.replica_bytes);
 }
 
+py::dict to_dict(const PeerWaits& waits) {
+  using namespace py::literals;
+  return py::dict("intra"_a = waits.intra, "inter"_a = waits.inter, "flat"_a = waits.flat);
+}
+
 py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::string>& dtypes) {
   using namespace py::literals;
   py::dict collectives;
@@ -223,10 +228,11 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
     units.append(to_dict(unit, dtype == dtypes.end() ? "" : dtype->second));
   }
   return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec), "weights"_a = to_dict(path.weights),
-                  "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
-                  "skipped_steps"_a = path.skipped_steps, "num_units"_a = path.num_units,
-                  "residual_bytes"_a = path.residual_bytes, "dropped_residuals"_a = path.dropped_residuals,
-                  "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
+                  "peer_waits_s"_a = to_dict(path.peer_waits), "compressed_calls"_a = path.compressed_calls,
+                  "exact_calls"_a = path.exact_calls, "skipped_steps"_a = path.skipped_steps,
+                  "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
+                  "dropped_residuals"_a = path.dropped_residuals, "scratch_bytes"_a = path.scratch_bytes,
+                  "units"_a = units);
 }
 
 py::dict to_dict(const BackendStats& stats) {
@@ -346,6 +352,8 @@ void bind_functions(py::module_& module) {
       "parse_nodes",
       [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },
       "The node of each rank.");
+  module.def("unit_is_compressed", &unit_is_compressed, py::arg("units"), py::arg("name"),
+             "Whether globs as in the option `units` include a unit of that name.");
   module.def("describe_nodes", [](const std::vector<int>& node_of_rank) { return NodeMap(node_of_rank).to_string(); });
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>(),
              "Shuts down every backend of this process.");
@@ -374,26 +382,6 @@ void bind_functions(py::module_& module) {
         };
       },
       "Who gets the statistics of a group that torch shuts down: function(description, unique name, statistics).");
-  module.def(
-      "set_warning_function",
-      [](py::object function) {
-        warning_function = [function = function.release()](const std::string& text) {
-          const py::gil_scoped_acquire gil;
-          function(text);
-        };
-      },
-      "Where the backend's warnings go: function(text), on the thread that makes a collective's call.");
-  module.def(
-      "set_look_function",
-      [](py::object function) {
-        look_function = [function = function.release()](bool is_third_step) {
-          const py::gil_scoped_acquire gil;
-          function(is_third_step);
-        };
-      },
-      "What is called when the third step of a group begins that was asked to leave something out, and ever more "
-      "rarely "
-      "later: function(is_third_step), on the thread that makes a collective's call.");
 }
 
 }  // namespace

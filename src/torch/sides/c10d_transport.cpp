@@ -32,8 +32,10 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   void wait(Stream /*stream*/) override {
     for (auto& message : messages_) {
       guard(message.what, message.peer, [&] {
+        const auto begin = Clock::now();
         const bool arrived = message.work->wait(remaining());
         ISTHMUS_CHECK(TransportError, arrived, "aborted");
+        count_wait(message.peer, Clock::now() - begin);
       });
     }
     messages_.clear();

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <atomic>
 #include <mutex>
 #include <set>
 #include <string_view>
@@ -16,11 +15,9 @@ namespace {
 
 constexpr std::string_view kFsdp2Label = "FSDP::post_backward_reduce";
 constexpr std::string_view kFsdp1Label = "FullyShardedDataParallel._post_backward_hook";
-constexpr std::string_view kOptimizerLabel = "Optimizer.step#";
 
 thread_local int active_labels = 0;
 thread_local std::vector<PushedUnit> pushed_units;
-std::atomic<uint64_t> optimizer_steps{0};
 
 struct ParameterTags {
   std::mutex mutex;
@@ -48,10 +45,6 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
   if (is_gradient_label(label)) {
     ++active_labels;
     return std::make_unique<LabelContext>();
-  }
-  // A step inside a backward pass is an optimizer for one parameter, called from a hook.
-  if (label.starts_with(kOptimizerLabel) && current_graph_task() < 0) {
-    ++optimizer_steps;
   }
   return nullptr;
 }
@@ -146,7 +139,5 @@ std::optional<WeakParameter> parameter_behind_node() {
 }
 
 int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
-
-uint64_t num_optimizer_steps() { return optimizer_steps; }
 
 }  // namespace isthmus::torch_backend

@@ -77,7 +77,4 @@ std::optional<WeakParameter> parameter_behind_node();
 // Returns the calling thread's graph task in autograd; -1 outside a backward pass.
 int current_graph_task();
 
-// Returns how many times optimizers have stepped in this process outside of backward passes.
-uint64_t num_optimizer_steps();
-
 }  // namespace isthmus::torch_backend

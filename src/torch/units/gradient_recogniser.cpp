@@ -6,7 +6,6 @@
 #include "communicator/plan/policy.h"
 #include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
-#include "torch/units/unmatched_patterns.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -71,7 +70,6 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
     counters_.count_exact("the group is not on several nodes of one size");
     return std::nullopt;
   }
-  look();
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, group_.size);
   const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
@@ -85,27 +83,11 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
     if (gradient) {
       gradient->scale = *scale;
       forget_unfit_sections(gradient->unit, group_.size);
-      look_for_unmatched_patterns(group_.options.units, gradient->unit);
       return gradient;
     }
   }
   counters_.count_exact(why_not_recognised(call, output, input, reducible));
   return std::nullopt;
-}
-
-void GradientRecogniser::look() {
-  if ((group_.options.codec == "none" && group_.options.weights != "delta") || !look_function) {
-    return;
-  }
-  const uint64_t steps = num_optimizer_steps();
-  std::unique_lock lock(mutex_);
-  steps_before_ = steps_before_.value_or(steps);
-  if (steps >= *steps_before_ + next_look_) {
-    const bool is_third_step = next_look_ == 2;
-    next_look_ += std::min<uint64_t>(next_look_, 1000);
-    lock.unlock();
-    look_function(is_third_step);
-  }
 }
 
 int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShape& shape) {

@@ -65,11 +65,6 @@ class ParameterNumbers {
 inline auto& fsdp_caller =
     *new std::function<std::optional<FsdpCaller>(const at::Tensor& output, const at::Tensor& input)>;
 
-// Looks at the statistics of a group that is asked to compress. Called when its third step begins, as the first two
-// have shown whether it does, and later each time that the steps have doubled, or after a thousand. A thread that makes
-// the group's calls calls it, without locks. Python sets it once, before the first group.
-inline auto& look_function = *new std::function<void(bool is_third_step)>;
-
 // The threads that make the group's calls call this; `mutex_` is not held while Python is asked.
 //
 // Names contain nothing that differs between groups, ranks or places in a mesh, because names seed codecs and replicas
@@ -92,7 +87,6 @@ class GradientRecogniser {
   std::string gradients() const;
 
  private:
-  void look();
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
 
@@ -117,8 +111,6 @@ class GradientRecogniser {
   std::map<std::string, std::map<uint64_t, int>> owners_;  // by FSDP2's name: the numbers of its owners
   int graph_task_ = -1;
   std::map<ReductionShape, int> in_graph_task_;  // how many unknown reductions of each shape it has had
-  std::optional<uint64_t> steps_before_;         // optimizer steps before the first reduction
-  uint64_t next_look_ = 2;                       // after how many more
   std::string gradients_;                        // the option's current value
 };
 

@@ -49,6 +49,7 @@ def group(**changes: Any) -> dict[str, Any]:
         "collectives": collectives,
         "codec": {"encoded_elements": 1000},
         "weights": {"gathers": 0, "whole": {}},
+        "peer_waits_s": {"intra": {1: 0.25}, "inter": {2: 2.0}, "flat": {}},
         "compressed_calls": 1,
         "exact_calls": {},
         "skipped_steps": 1,
@@ -69,5 +70,15 @@ def empty(**changes: Any) -> dict[str, Any]:
     """The statistics of a group that nothing was reduced in."""
     kinds = dict.fromkeys(("reduce_scatter", "all_gather", "all_reduce"), collective())
     return (
-        group(collectives=kinds, compressed_calls=0, units=[], calls={}, ran_s=0.0, waited_s=0.0, devices={}) | changes
+        group(
+            collectives=kinds,
+            compressed_calls=0,
+            units=[],
+            calls={},
+            ran_s=0.0,
+            waited_s=0.0,
+            peer_waits_s={tier: {} for tier in ("intra", "inter", "flat")},
+            devices={},
+        )
+        | changes
     )

@@ -53,13 +53,13 @@ NO_WEIGHTS = (
 )
 # A model, options, and what rank 0 is told at which of four steps.
 TOLD: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], list[tuple[int, str]]]] = {
-    "DDP by name": (ddp, {}, [(3, UNLABELLED)]),
+    "DDP by name": (ddp, {}, [(2, UNLABELLED)]),
     "DDP whose gradients are recognised": (ddp, {"gradients": "backward"}, []),
     "prepared DDP": (prepared_ddp, {}, []),
     "DDP, of which nothing is asked": (ddp, {"codec": "none"}, []),
-    "small FSDP": (fsdp2, {"min_elements": 9999}, [(3, TOO_SMALL)]),
-    "weights of DDP": (prepared_ddp, {"weights": "delta"}, [(3, NO_WEIGHTS)]),
-    "weights of DDP alone": (ddp, {"weights": "delta", "codec": "none"}, [(3, NO_WEIGHTS)]),
+    "small FSDP": (fsdp2, {"min_elements": 9999}, [(2, TOO_SMALL)]),
+    "weights of DDP": (prepared_ddp, {"weights": "delta"}, [(2, NO_WEIGHTS)]),
+    "weights of DDP alone": (ddp, {"weights": "delta", "codec": "none"}, [(2, NO_WEIGHTS)]),
     "FSDP": (fsdp2, {"weights": "delta"}, []),
     "exact first steps": (fsdp2, {"dense_steps": 100}, []),
     "what is excluded": (fsdp2, {"units": "!root"}, []),

@@ -40,6 +40,7 @@ def test_one_screen() -> None:
         "exact it would have been 71.5 kB: 7.15 times as much",
         "within nodes: 9 kB",
         "seconds: 10.00 in calls, 4.00 waited for and 6.00 hidden",
+        "of these, waited for others' messages: 2.00 s for rank 2 between nodes; 0.25 s for rank 1 within the node",
         "seconds by phase, some beside others: 5.00 between nodes, 0.00 within, 0.50 in codecs",
         "40 x reduce_scatter (layers.0, layers.1, layers.10, ...; 80,000 elements): quant bits=4; 4 bits an element, "
         "relative squared error 0.01",

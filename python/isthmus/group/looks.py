@@ -1,0 +1,49 @@
+"""Looks at the statistics after some of the program's steps, and warns of what they show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from isthmus.backends import backends_of
+from isthmus.job import this_job
+from isthmus.warned import is_first_rank, warn_once
+
+_FIRST_LOOK = 2  # steps: they show whether a group does what it was asked for
+_MOST_STEPS = 1000  # between two looks; before that, each comes when the steps have doubled
+
+
+def stepped(*_: Any) -> None:
+    """Count a step of an optimizer, and look if it is time to. Torch calls it after each step.
+
+    A step in a backward pass is one parameter's, called from a hook. Steps before the first collective do not count.
+    """
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() >= 0:
+        return
+    job = this_job()
+    if job.steps > 0 or any(backend.stats()["calls"] for backend in _backends()):
+        job.steps += 1
+    if job.steps == job.next_look:
+        job.next_look += min(job.next_look, _MOST_STEPS)
+        _look(is_first=job.steps == _FIRST_LOOK)
+
+
+def _backends() -> list[Any]:
+    return list(backends_of(list(dist.distributed_c10d._world.pg_map)))
+
+
+def _look(is_first: bool) -> None:
+    if not _backends():  # torchft's groups alone
+        return
+    from isthmus.report.missing import missing, spikes
+    from isthmus.report.waits import behind_since_last_look
+
+    if is_first and is_first_rank():
+        for subject, text in missing().items():
+            warn_once(text, subject)
+    warn_once(spikes(), "spikes")  # on the rank that met one
+    behind = behind_since_last_look()
+    if not is_first:  # ranks begin their first steps at different times
+        warn_once(behind, "behind")
