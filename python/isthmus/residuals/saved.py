@@ -41,8 +41,8 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
-class SavedUnit:
-    """One unit on one rank."""
+class UnitState:
+    """What the native module says of a unit on one rank, and is told when it is loaded, beside its tensors."""
 
     name: str
     num_elements: int
@@ -54,6 +54,12 @@ class SavedUnit:
     sections: Sequence[tuple[int, int]]  # FSDP2's parameters in the last reduction, with their elements in a row
     # Parts of `parked_values`: of the result, piece, parameter, first element in its section, elements.
     parked: Sequence[tuple[bool, int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class SavedUnit(UnitState):
+    """One unit on one rank, without its tensors."""
+
     residual_elements: int
     result_residual_elements: int
     parked_values_elements: int

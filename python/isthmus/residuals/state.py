@@ -19,6 +19,7 @@ from isthmus.residuals.saved import (
     SavedGroup,
     SavedUnit,
     Source,
+    UnitState,
     check_options,
     option_texts,
     ranks_by_node,
@@ -119,9 +120,7 @@ def _describe(state: Mapping[str, Any], live: LiveUnit | None) -> SavedUnit:
     elif live is not None and live.prepared is not None:
         layout = live.prepared.layouts.get(state["layout"])
     return SavedUnit(
-        **{name: state[name] for name in ("name", "num_elements", "dtype", "collective", "layout", "step", "scale")},
-        sections=state["sections"],
-        parked=state["parked"],
+        **{each.name: state[each.name] for each in dataclasses.fields(UnitState)},
         residual_elements=state["residual"].numel(),
         result_residual_elements=state["result_residual"].numel(),
         parked_values_elements=state["parked_values"].numel(),
@@ -254,7 +253,7 @@ def _restore(
             if unit.has_residual:
                 dropped.append((unit.name, str(reason)))
         else:
-            state = {f.name: getattr(unit, f.name) for f in dataclasses.fields(SavedUnit)[:9]}
+            state = {f.name: getattr(unit, f.name) for f in dataclasses.fields(UnitState)}
             backend.load_unit({**state, **source.residuals(rank, group_index, index), **place})
             restored.append(unit.name)
     return LoadReport(restored=tuple(restored), dropped=tuple(dropped))
