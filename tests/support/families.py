@@ -7,6 +7,7 @@ A `Family` is a way to wrap a model and to train it. It is run in these modes, e
   expected, and training follows the plain run as closely as the codec's error lets it. Where torch does not label
   reductions as gradients, none and default are exact: bit-equal to Gloo;
 - prepared, prepared tagc: as those after `isthmus.prepare`; backward: with the option gradients="backward";
+- attached: the script over Gloo, and then `isthmus.attach`;
 - with "delta": as the mode of that name without, but weights cross as differences. Equal bits throughout.
 """
 
@@ -30,7 +31,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 import isthmus
-from isthmus.backends import backend_of
+from isthmus.backends import backends_of
 from support.checks import Table
 from support.limits import OPERATION_S
 from support.tested_codecs import CODECS, ERRORS, Options, environment
@@ -43,6 +44,7 @@ NODES = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "er
 MODES: dict[str, Options] = {
     "gloo": {},
     "prepared": {},
+    "attached": {},
     "backward": {"gradients": "backward"},
     **CODECS,
     "prepared tagc": CODECS["tagc"],
@@ -165,7 +167,7 @@ def world(
     os.environ.update(settings)
     try:
         dist.init_process_group(
-            backend or ("gloo" if mode == "gloo" else "isthmus"),
+            backend or ("gloo" if mode in ("gloo", "attached") else "isthmus"),
             store=dist.PrefixStore(f"run/{_runs}", store),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
@@ -194,6 +196,8 @@ def train(family: Family, mode: str) -> Run:
     model = family.wrap(family.make())
     if is_prepared(mode):
         isthmus.prepare(model)
+    if mode == "attached":
+        isthmus.attach(model)
     training = Training(model, family.optimizer(model.parameters(), lr=0.4))
     start = weights_of(model)
     losses, norms = [], []
@@ -203,7 +207,7 @@ def train(family: Family, mode: str) -> Run:
             norms.append(float(clip(model)))
         training.optimizer.step()
         training.optimizer.zero_grad()
-    statistics = [isthmus.stats(group) for group in isthmus_groups()]
+    statistics = [backend.stats() for backend in isthmus_backends()]
     units = units_of_groups()
     return Run(
         losses=[sum(column) / WORLD_SIZE for column in zip(*gathered(losses), strict=True)],
@@ -237,9 +241,14 @@ def isthmus_groups() -> list[dist.ProcessGroup]:
     return [group for group in groups if dist.get_backend(group) == "isthmus"]
 
 
+def isthmus_backends() -> list[Any]:
+    """Return the backends of all groups that this process is in, companions of attached models among them."""
+    return list(backends_of(list(dist.distributed_c10d._world.pg_map)))
+
+
 def units_of_groups() -> dict[str, int]:
     """Return how often each unit was compressed."""
-    states = [state for group in isthmus_groups() for state in backend_of(group).unit_states()]
+    states = [state for backend in isthmus_backends() for state in backend.unit_states()]
     return {f"{state['name']} {state['collective']}": state["step"] for state in states}
 
 

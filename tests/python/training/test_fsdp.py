@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
@@ -18,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard
 
-from python.training.wraps import accumulate_without_sync, fsdp1, fsdp2, hsdp
+from python.training.wraps import accumulate_without_sync, backward_and_finalize, fsdp1, fsdp2, hsdp
 from support.checks import Table
 from support.families import (
     BLOCKS,
@@ -104,6 +106,71 @@ def accumulate_shards(training: Training, number: int) -> torch.Tensor:
     return training.step(number + 1)
 
 
+def finalized_by_hand(model: nn.Module) -> nn.Module:
+    fsdp2(model)
+    model.set_manual_backward_finalization(True)
+    return model
+
+
+def with_a_group_for_reductions(model: nn.Module) -> nn.Module:
+    fsdp2(model)
+    model.set_separate_reduce_scatter_group()
+    return model
+
+
+class OneUsed(Model):
+    """Ranks use different blocks: each leaves out the one with its number."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        features = self.first(features)
+        for index, block in enumerate(self.blocks):
+            features = block(features) if index != dist.get_rank() else features
+        output: torch.Tensor = self.last(features)
+        return output
+
+
+def with_unused_parameters(model: nn.Module) -> nn.Module:
+    """One unit: ranks that call other units hang in their gathers, whatever the backend."""
+    fully_shard(model)
+    model.set_reduce_scatter_unused_params(True)
+    return model
+
+
+class Failure(Exception):
+    pass
+
+
+def fail_once(training: Training, number: int) -> torch.Tensor:
+    """The forward pass of one step fails on all ranks in its middle, and is begun again."""
+
+    def fail(*_: Any) -> None:
+        raise Failure
+
+    if number == 2:
+        hook = training.model.blocks[1].register_forward_hook(fail)
+        with contextlib.suppress(Failure):
+            training.step(number)
+        hook.remove()
+        training.model.reset_iter_state()
+    return training.step(number)
+
+
+def head_in_a_unit(model: nn.Module) -> nn.Module:
+    """As torchtitan does for a loss in chunks: the last layers are one unit, which each chunk calls."""
+    for block in model.blocks[:-1]:
+        fully_shard(block)
+    fully_shard([model.blocks[-1], model.last], reshard_after_forward=False)
+    return fully_shard(model)
+
+
+class Chunks(Model):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(features)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return torch.cat([self.last(chunk) for chunk in hidden.chunk(4)])
+
+
 def hsdp_across_nodes(model: nn.Module) -> nn.Module:
     """Shards along the rails: reduce-scatters are compressed in subgroups, and replicas are of one node."""
     return fsdp2(model, mesh=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
@@ -122,6 +189,7 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), **settings: Any) -> Famil
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
 ALL = ("none", "default", "prepared", "tagc")
+EACH_WAY = ("default", "prepared", "attached")
 FSDP2_FAMILIES = {
     "fsdp2": Family(fsdp2, modes=ALL),
     "bfloat16_parameters": Family(mixed_precision(torch.bfloat16), rounding=BFLOAT16, modes=("none", "default")),
@@ -141,10 +209,26 @@ FSDP2_FAMILIES = {
         two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"], modes=("default", "prepared")
     ),
     "sharded_by_columns": Family(sharded_by_columns),
+    "head_in_chunks": Family(
+        head_in_a_unit,
+        make=Chunks,
+        units=["root", "blocks.0", "blocks.1", "blocks.2, last"],
+        modes=EACH_WAY,
+    ),
     "hsdp": hsdp_family(modes=ALL),
     "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
     "hsdp_across_nodes": Family(hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, clips=False),
 }
+
+
+# What torch 2.11 lacks, by its method of FSDPModule.
+CONTROLS = {
+    "set_manual_backward_finalization": Family(finalized_by_hand, backward=backward_and_finalize, modes=EACH_WAY),
+    "set_separate_reduce_scatter_group": Family(with_a_group_for_reductions, modes=EACH_WAY),
+    "set_reduce_scatter_unused_params": Family(with_unused_parameters, make=OneUsed, units=["root"], modes=EACH_WAY),
+    "reset_iter_state": Family(fsdp2, backward=fail_once, modes=EACH_WAY),
+}
+FSDP2_FAMILIES |= {name: family for name, family in CONTROLS.items() if hasattr(FSDPModule, name)}
 
 
 # --- FSDP1 ---

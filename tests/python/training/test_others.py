@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from python.training.wraps import accumulate_without_sync, ddp, ddp_family, fsdp2, simple_fsdp
+from python.training.wraps import accumulate_without_sync, backward_and_finalize, ddp, ddp_family, fsdp2, simple_fsdp
 from support.checks import Table
 from support.families import (
     STEPS,
@@ -53,6 +53,12 @@ def zero(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=lr)
 
 
+def finalized_by_hand(model: nn.Module) -> nn.Module:
+    model = ddp(model)
+    model.require_manual_backward_finalization = True
+    return model
+
+
 def replicated(model: Any) -> nn.Module:
     """The new DDP, which is FSDP2 inside."""
     mesh = init_device_mesh("cpu", (WORLD_SIZE,), mesh_dim_names=("replicate",))
@@ -70,6 +76,9 @@ DDP_FAMILIES = {
     "simple_fsdp": ddp_family(simple_fsdp, gathers=True, modes=("default", "prepared")),
     "replicated": Family(replicated, collectives=("all_reduce",), gathers=False),
 }
+
+if hasattr(DistributedDataParallel, "finalize_backward"):  # torch 2.11 lacks it
+    DDP_FAMILIES["ddp_finalized_by_hand"] = ddp_family(finalized_by_hand, backward=backward_and_finalize)
 
 
 @table

@@ -39,6 +39,13 @@ def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
     return training.step(number + 1)
 
 
+def backward_and_finalize(training: Training, number: int) -> torch.Tensor:
+    """One step of a model whose backward pass the program finalizes (torch 2.15)."""
+    loss = training.step(number)
+    training.model.finalize_backward()
+    return loss
+
+
 # --- DDP ---
 
 
