@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
-from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape, weights_packet_bytes
+from isthmus.plan.packets import WireOptions, flat_bytes, packet_bytes, piece_bytes, weights_packet_bytes
 from isthmus.plan.placement import (
     Cluster,
     ElementBytes,
@@ -157,6 +157,4 @@ def _flat_bytes(wire: WireOptions, call: Collective, lossy: bool) -> int:
     num_ranks, chunk = len(call.ranks), call.chunk_elements
     if not lossy:
         return chunk * max(call.element_bytes, _FLOAT_BYTES)
-    shape = sketch_shape(chunk, wire)
-    index_bytes = shape.index_bytes * wire.index_bits
-    return (num_ranks + 1) * (index_bytes + shape.sketch_bytes)
+    return (num_ranks + 1) * sum(flat_bytes(chunk, wire))

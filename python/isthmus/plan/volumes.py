@@ -1,7 +1,8 @@
 """Bytes that each collective sends over links: the formulas of docs/algorithms.md, hop by hop.
 
-Counters of real runs are compared with them (`isthmus bench training`), and plans are made of
-them. They are written here independently of the library, since a check of the library against itself would always pass.
+Counters of real runs are compared with them (`isthmus bench training`), and plans are made of them. They are written
+independently of the library, since a check of the library against itself would always pass; only the sizes of packets
+are the library's, and a test has these from the document.
 """
 
 import math
@@ -12,11 +13,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from isthmus.plan.packets import (
-    WEIGHTS_HEADER_BYTES,
     WireOptions,
+    flat_bytes,
     packet_bytes,
     piece_bytes,
-    sketch_shape,
+    weights_header_bytes,
     weights_packet_bytes,
 )
 from isthmus.plan.ranges import check_choice
@@ -166,7 +167,7 @@ class IsthmusFormula:
         chunk, others = collective.chunk_elements, num_nodes - 1
         changed = 0 if collective.is_repeated else weights_packet_bytes(chunk, collective.element_bytes, self.options)
         compared = Hop(codec="delta" if changed else "none", encoded_elements=chunk)
-        headers = Hop(others, inter_bytes=others * WEIGHTS_HEADER_BYTES, counted=True)
+        headers = Hop(others, inter_bytes=others * weights_header_bytes(), counted=True)
         packets = Hop(others, inter_bytes=others * changed, counted=True)
         decoded = Hop(codec="delta", decoded_elements=others * chunk)
         _, *within = _gather(collective, num_nodes, chunk * collective.element_bytes)
@@ -215,12 +216,11 @@ class IsthmusFormula:
                 return (Hop(others, inter_bytes=others * chunk * collective.element_bytes, counted=True),)
             sum_bytes = chunk * max(collective.element_bytes, _SMALLEST_SUM_BYTES)
             return (self.world.hop(ranks, rank, others, others * sum_bytes, counted=True),)
-        shape = sketch_shape(chunk, self.options)
-        index_bytes = shape.index_bytes * self.options.index_bits
+        index_bytes, sketch_bytes = flat_bytes(chunk, self.options)
         return (
             Hop(codec=codec, encoded_elements=len(ranks) * chunk),
             self.world.hop(ranks, rank, 2 * others, 2 * others * index_bytes, counted=True),
-            self.world.hop(ranks, rank, others, others * shape.sketch_bytes, counted=True),
+            self.world.hop(ranks, rank, others, others * sketch_bytes, counted=True),
             Hop(codec=codec, decoded_elements=chunk),
         )
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "codec/tagc/flat.h"
+#include "codec/weights/weight_packet.h"
 #include "communicator/path/segments.h"
 #include "communicator/plan/policy.h"
 #include "isthmus/codec_type.h"
@@ -349,6 +351,16 @@ void bind_functions(py::module_& module) {
       py::arg("options"), py::arg("num_elements"), py::arg("dtype"),
       "Bytes of the packets of one piece of so many elements, one packet for each segment.");
   module.def(
+      "flat_bytes",
+      [](const OptionsPtr& options, int64_t num_elements) {
+        const std::shared_ptr<Device> device = make_host_device();
+        const std::unique_ptr<TagcFlat> codec = make_tagc_flat(options->values, 1, *device);
+        const auto cell_bytes = static_cast<int64_t>(sizeof(float));
+        return std::pair(codec->index_bytes(num_elements), codec->sketch_elements(num_elements) * cell_bytes);
+      },
+      py::arg("options"), py::arg("num_elements"),
+      "Bytes of the index and of the sketch of one owner's chunk with tiers=flat and codec tagc.");
+  module.def(
       "parse_nodes",
       [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },
       "The node of each rank.");
@@ -390,6 +402,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of isthmus.";
   py::module_::import("torch._C._distributed_c10d");  // registers the base types
   module.attr("PACKET_VERSION") = PacketHeader::kVersion;
+  module.attr("WEIGHT_HEADER_BYTES") = sizeof(WeightHeader);
   bind_errors(module);
   bind_options(module);
   bind_backend(module);

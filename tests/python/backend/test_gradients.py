@@ -14,7 +14,8 @@ from torch.profiler import record_function
 import isthmus
 from gpu.worlds.reductions import all_reduce, heavy_tail, own_chunk, reduce_scatter
 from isthmus import backends as _backends
-from isthmus.plan.packets import WireOptions, piece_bytes
+from isthmus.plan.packets import WireOptions
+from python.plan.packet_sizes import piece_bytes
 from support.checks import Table
 from support.families import gathered
 from support.tested_codecs import CODECS, LOSSY, carried
@@ -56,7 +57,7 @@ def what_every_codec_can_carry_arrives_to_the_bit() -> None:
 
 @table
 def packets_are_as_long_as_planned() -> None:
-    """What each codec hands to the rail for a reduce-scatter and an all-reduce, by the formulas of `isthmus plan`."""
+    """What each codec hands to the rail for a reduce-scatter and an all-reduce, by the sizes of the documents."""
     piece = (1 << 16) + 100
     source = heavy_tail(WORLD_SIZE * piece, dist.get_rank())
     for codec in LOSSY:

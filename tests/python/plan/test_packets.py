@@ -1,16 +1,16 @@
-"""Sizes of packets as `isthmus plan` has them, against those of the codecs, to the byte."""
+"""Sizes of packets as `isthmus plan` has them from the library, against those of the documents, to the byte."""
 
 from dataclasses import fields
 
 import pytest
-import torch
 
 import isthmus
 from isthmus import native as _native
+from isthmus.plan import packets
 from isthmus.plan.assumptions import codec_speeds
-from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
+from isthmus.plan.packets import WireOptions
+from python.plan import packet_sizes
 
-packet_bytes = _native.load().packet_bytes
 TWO_SEGMENTS = 2 * 262_144 + 4097
 # Elements of a piece: around groups, blocks and their multiples, and none divisible.
 PIECES = (1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001, TWO_SEGMENTS)
@@ -38,12 +38,7 @@ def test_the_plan_knows_every_codec():
 
 
 def test_long_pieces_are_cut_into_segments():
-    assert len(segments_of(TWO_SEGMENTS, WireOptions())) == 2
-
-
-def options_of(codec, settings):
-    options = isthmus.Options(codec=codec, min_elements=0, **settings)
-    return options, WireOptions.of(values_of(options))
+    assert len(packet_sizes.segments_of(TWO_SEGMENTS, WireOptions())) == 2
 
 
 def values_of(options):
@@ -57,14 +52,25 @@ def test_the_plan_has_the_librarys_defaults():
 
 
 @pytest.mark.parametrize("codec", SETTINGS)
-def test_packets_are_as_long_as_the_codecs_make_them(codec):
-    """Plain ones have the gradient's type."""
+def test_packets_are_as_long_as_the_documents_say(codec):
+    """Plain ones have the gradient's type. A result is one packet, however long it is."""
     for settings in SETTINGS[codec]:
-        options, wire = options_of(codec, settings)
+        wire = WireOptions(codec=codec, **settings)
         for piece in PIECES:
-            for dtype in (torch.float32, torch.bfloat16) if codec == "none" else (torch.float32,):
-                made = packet_bytes(options, piece, dtype)
-                assert made == piece_bytes(piece, dtype.itemsize, codec, wire), (settings, piece, dtype)
+            for element_bytes in (4, 2):
+                for size in ("piece_bytes", "packet_bytes"):
+                    found, expected = (
+                        getattr(each, size)(piece, element_bytes, codec, wire) for each in (packets, packet_sizes)
+                    )
+                    assert found == expected, (settings, piece, element_bytes, size)
+
+
+@pytest.mark.parametrize("settings", [{}, {"index_bits": 4}, {"ratio": 2, "sparsity": 0.9}])
+def test_indexes_and_sketches_of_a_single_tier_are_as_long_as_the_document_says(settings):
+    wire = WireOptions(codec="tagc", tiers="flat", **settings)
+    for piece in PIECES:
+        shape = packet_sizes.sketch_shape(piece, wire)
+        assert packets.flat_bytes(piece, wire) == (shape.index_bytes * wire.index_bits, shape.sketch_bytes)
 
 
 def test_options_that_shape_packets_are_the_plans():
