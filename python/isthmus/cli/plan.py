@@ -1,7 +1,7 @@
 """`isthmus plan`: bytes, time and memory of a training step, and which way to train is best."""
 
 import json as json_module
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +9,7 @@ import typer
 from isthmus.benchmarks.common.options import option
 from isthmus.cli.options import filled
 from isthmus.cli.terminal import console
+from isthmus.plan.ranges import check_range
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Model
@@ -35,7 +36,21 @@ class PlanArguments:
         (),
         "Which ways to train, of docs/plan.md's; hsdp-quant3 is hsdp-quant with 3 bits, so quant8 to quant1, full2 and "
         "others; an unknown name lists all.",
-        show_default="those of 4 bits",
+        show_default="those of 4 bits; with micro-batches those that one chooses from",
+    )
+    micro_batches: int = option(
+        1,
+        "Micro-batches of a step. With several, strategies come twice, reduced in each and (-last) in the last, and "
+        "with them pp, a pipeline over the link between nodes.",
+    )
+    trainable: str | None = option(
+        None,
+        "What is trained, where the rest is frozen: a share of each parameter (0.01), or names of parameters "
+        "('*lora_*,head.*').",
+        show_default="all; of a module what requires gradients",
+    )
+    width: int | None = option(
+        None, "Elements of a token between two blocks of --module, for strategy pp.", show_default="pp is left out"
     )
     backend: str = option("nccl", "What plain strategies run on: nccl or gloo.")
     dtype: str = option("bf16", "Type that parameters are gathered in: bf16, fp16 or fp32.")
@@ -69,17 +84,24 @@ def plan(
         Compute,
         codec_speeds,
         compute_of_tokens,
+        forward_share,
         parse_speed_gbit_s,
         weight_bits_at,
     )
     from isthmus.plan.packets import WireOptions
     from isthmus.plan.placement import ElementBytes
-    from isthmus.plan.ranges import check_range
     from isthmus.plan.report import build_report, print_comparison
     from isthmus.plan.scan import Comparison
     from isthmus.plan.sources import known, of_machine, resolve
+    from isthmus.plan.stages import PipelinePlan
     from isthmus.plan.step import Setting, StepPlan
-    from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named
+    from isthmus.plan.strategies import (
+        ACCUMULATING,
+        DEFAULT_STRATEGIES,
+        PIPELINE,
+        check_deferred,
+        strategies_named,
+    )
     from isthmus.plan.volumes import world_formula
 
     options = known(
@@ -98,22 +120,35 @@ def plan(
         of_file = of_machine(_topology.read_machine(given.machine), given.ranks_per_node)
     cluster, speeds, sources = resolve(options, of_file)
     setting = Setting(
-        model=_model(given.preset, given.module),
+        model=_model(given),
         cluster=cluster,
         world=world_formula(given.backend, cluster.ranks_per_node),
         element_bytes=ElementBytes.of(given.dtype, given.reduce_dtype or given.dtype),
+        micro_batches=given.micro_batches,
     )
+    check_range("tokens", given.tokens, 1, 1e12)
     weight_bits = weight_bits_at(given.lr) if given.weight_bits is None else given.weight_bits
     check_range("weight_bits", weight_bits, 0, 32)
-    chosen = strategies_named(given.strategies or DEFAULT_STRATEGIES, WireOptions(weight_bits=weight_bits))
+    model = setting.model
+    names = given.strategies or DEFAULT_STRATEGIES
+    if given.micro_batches > 1 and not given.strategies:
+        num_layers = sum(not unit.is_root for unit in model.units)
+        can_pipeline = model.width is not None and 1 < cluster.nodes <= num_layers
+        names = (*ACCUMULATING, *([PIPELINE.name] if can_pipeline else []))
+    check_deferred("strategy", names, given.micro_batches)
+    chosen = strategies_named(names, WireOptions(weight_bits=weight_bits))
+    trained_share = model.num_trained / model.num_parameters
     if given.compute_s is None:
-        compute = compute_of_tokens(setting.model.num_parameters, given.tokens, given.tflops, given.mfu)
+        compute = compute_of_tokens(model.num_parameters, given.tokens, given.tflops, given.mfu, trained_share)
     else:
-        compute = Compute(given.compute_s, "given")
+        compute = Compute(given.compute_s, "given", forward_share(trained_share))
     if given.memory_gb is not None:
         check_range("memory_gb", given.memory_gb, 0.001, 1e6)
     comparison = Comparison(
-        plans=[StepPlan(setting, strategy) for strategy in chosen],
+        plans=[
+            PipelinePlan(setting, strategy, given.tokens) if strategy == PIPELINE else StepPlan(setting, strategy)
+            for strategy in chosen
+        ],
         links=speeds,
         codecs=codec_speeds(given.codec_speed),
         compute=compute,
@@ -126,16 +161,18 @@ def plan(
         print_comparison(comparison, setting, console())
 
 
-def _model(preset: str | None, module: str | None) -> "Model":
-    """The model that one of the options describes. Raises ValueError."""
-    from isthmus.plan.units import PRESETS
-    from isthmus.plan.units import preset as preset_named
+def _model(given: PlanArguments) -> "Model":
+    """The model that the options describe. Raises ValueError."""
+    from isthmus.plan.units import PRESETS, load_module, preset, train_only, units_of
 
-    if (preset is None) == (module is None):
+    if (given.preset is None) == (given.module is None):
         raise ValueError(f"expected one of --preset ({', '.join(PRESETS)}) and --module")
-    if preset is not None:
-        return preset_named(preset)
-    from isthmus.plan.units import load_module, units_of
-
-    assert module is not None
-    return units_of(load_module(module))
+    if given.preset is not None:
+        model = preset(given.preset)
+    else:
+        assert given.module is not None
+        model = units_of(load_module(given.module))
+    if given.width is not None:
+        check_range("width", given.width, 1, 1 << 20)
+        model = replace(model, width=given.width)
+    return model if given.trainable is None else train_only(model, given.trainable)

@@ -12,8 +12,9 @@ SLOWEST_LINK = 1e-4
 FASTEST_LINK = 1e6
 _SPEED = re.compile(r"(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?)\s*(kbit|mbit|gbit|tbit)?", re.IGNORECASE)
 _IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
-#: Floating-point operations for each parameter and token: 2 forward, 4 backward.
-_FLOPS_PER_PARAMETER = 6
+#: Floating-point operations for each parameter and token: forward, backward to what came in, and to the parameter
+#: itself if it is trained.
+_FLOPS_FORWARD = _FLOPS_THROUGH = _FLOPS_TRAINED = 2
 FORWARD_SHARE = 1 / 3
 #: Of FSDP2's reduce-scatters, as `isthmus.prepare` sets them on torch 2.13 and later. torch's own default is 1.
 INPUT_BUFFERS = 2
@@ -115,20 +116,36 @@ def weight_bits_at(lr: float) -> float:
 
 @dataclass(frozen=True)
 class Compute:
-    """Seconds that a rank computes in one step, without communication, and where the figure comes from."""
+    """Seconds that a rank computes in one step, without communication, and where the figure comes from.
+
+    forward_share: the part of them in forward passes.
+    """
 
     seconds: float
     source: str
+    forward_share: float = FORWARD_SHARE
 
     def __post_init__(self) -> None:
         check_range("compute seconds", self.seconds, 0, 1e6)
 
 
-def compute_of_tokens(num_parameters: int, tokens: float, peak_tflops: float, mfu: float) -> Compute:
-    """From the tokens that a rank takes in one step: 6 x parameters x tokens / (peak x share of it that is used)."""
+def forward_share(trained_share: float) -> float:
+    """The part of the compute in forward passes, where so many of the parameters are trained."""
+    return _FLOPS_FORWARD / (_FLOPS_FORWARD + _FLOPS_THROUGH + _FLOPS_TRAINED * trained_share)
+
+
+def compute_of_tokens(
+    num_parameters: int, tokens: float, peak_tflops: float, mfu: float, trained_share: float = 1.0
+) -> Compute:
+    """From the tokens that a rank takes in one step: 6 x parameters x tokens / (peak x share of it that is used).
+
+    Without what is frozen: 4 x its parameters.
+    """
     check_range("tokens", tokens, 1, 1e12)
     check_range("peak_tflops", peak_tflops, 1e-3, 1e6)
     check_range("mfu", mfu, 1e-3, 1)
-    seconds = _FLOPS_PER_PARAMETER * num_parameters * tokens / (peak_tflops * 1e12 * mfu)
-    source = f"6 x {num_parameters:,} parameters x {tokens:,g} tokens a rank / ({peak_tflops:g} TFLOP/s x {mfu:.0%})"
-    return Compute(seconds, source)
+    flops = _FLOPS_FORWARD + _FLOPS_THROUGH + _FLOPS_TRAINED * trained_share
+    seconds = flops * num_parameters * tokens / (peak_tflops * 1e12 * mfu)
+    work = f"{flops:.3g} x {num_parameters:,} parameters x {tokens:,g} tokens a rank"
+    source = f"{work} / ({peak_tflops:g} TFLOP/s x {mfu:.0%})"
+    return Compute(seconds, source, forward_share(trained_share))

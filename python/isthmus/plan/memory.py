@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
-from isthmus.plan.packets import WireOptions, flat_bytes, packet_bytes, piece_bytes, weights_packet_bytes
+from isthmus.plan.packets import WireOptions, flat_bytes, packet_bytes, piece_bytes
 from isthmus.plan.placement import (
     Cluster,
     ElementBytes,
@@ -31,7 +31,8 @@ class Memory:
     """Bytes of one rank.
 
     parameters, gradients, optimizer: as placed. gathered: whole parameters while they are needed, unreduced: whole
-    gradients until they are reduced. residuals, replicas (of weights that cross as differences), scratch: of Isthmus.
+    gradients until they are reduced. deferred: gradients that wait for the last micro-batch. residuals, replicas (of
+    weights that cross as differences), scratch: of Isthmus.
     """
 
     parameters: int
@@ -39,6 +40,7 @@ class Memory:
     optimizer: int
     gathered: int
     unreduced: int
+    deferred: int
     residuals: int
     replicas: int
     scratch: int
@@ -54,12 +56,16 @@ def memory_of(
     formula: Formula,
     cluster: Cluster,
     element_bytes: ElementBytes,
+    defers: bool = False,
 ) -> Memory:
-    """Memory of a rank, for units in the order of their gathers with the placements of each."""
+    """Memory of a rank, for units in the order of their gathers with the placements of each.
 
-    def at_rest(num_bytes: int) -> int:
-        return sum(_part_elements(unit, p.parameters, cluster) for unit, p in placed_units) * num_bytes
-
+    What is frozen is stored as it is gathered. defers: whether gradients are reduced in the last of several
+    micro-batches: FSDP2 then keeps whole gradients until then, or with HSDP a sum that is reduced within the node.
+    """
+    trained = sum(_trained_elements(unit, p.parameters, cluster) for unit, p in placed_units)
+    whole = sum(_part_elements(unit, p.parameters, cluster) for unit, p in placed_units)
+    deferred = sum(_deferred_elements(unit, p.parameters, cluster) for unit, p in placed_units) if defers else 0
     operations = [op for unit, p in placed_units for op in operations_of(unit, p, cluster, element_bytes)]
     residuals, replicas, scratch = 0, 0, 0
     if isinstance(formula, IsthmusFormula):
@@ -68,11 +74,12 @@ def memory_of(
         replicas = sum(_replica_bytes(formula, call) for call in calls)
         scratch = max((scratch_bytes(formula, call) for call in calls), default=0)
     return Memory(
-        parameters=at_rest(element_bytes.stored),
-        gradients=at_rest(element_bytes.stored),
-        optimizer=at_rest(_OPTIMIZER_BYTES),
+        parameters=trained * element_bytes.stored + (whole - trained) * element_bytes.gathered,
+        gradients=trained * element_bytes.stored,
+        optimizer=trained * _OPTIMIZER_BYTES,
         gathered=_gathered(placed_units, cluster, element_bytes),
         unreduced=_unreduced(placed_units, element_bytes),
+        deferred=deferred * element_bytes.reduced,
         residuals=residuals,
         replicas=replicas,
         scratch=scratch,
@@ -99,13 +106,27 @@ def _part_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
     return unit.padded_elements(num_shards) // num_shards
 
 
+def _trained_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
+    if placement is Placement.REPLICATED:
+        return unit.num_trained
+    num_shards = cluster.size(Scope.NODE if placement is Placement.NODE_SHARDED else Scope.WORLD)
+    return unit.padded_trained(num_shards) // num_shards
+
+
+def _deferred_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
+    """Gradients beside those at rest, which DDP's are added to."""
+    if placement is Placement.REPLICATED:
+        return 0
+    return unit.num_trained if placement is Placement.SHARDED else _trained_elements(unit, placement, cluster)
+
+
 def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster, element_bytes: ElementBytes) -> int:
     """Units that stay gathered, what is kept in the node of the others, and the largest of these while they compute."""
     kept = 0
     passing = []
     for unit, placements in placed_units:
         if placements.parameters is Placement.REPLICATED:
-            kept += unit.num_parameters if element_bytes.gathered != element_bytes.stored else 0  # a cast copy
+            kept += unit.num_trained if element_bytes.gathered != element_bytes.stored else 0  # a cast copy
         elif placements.kept is Placement.REPLICATED:
             kept += unit.num_parameters
         else:
@@ -116,7 +137,7 @@ def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster,
 
 
 def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], element_bytes: ElementBytes) -> int:
-    sizes = sorted(unit.num_parameters for unit, p in placed_units if p.parameters is not Placement.REPLICATED)
+    sizes = sorted(unit.num_trained for unit, p in placed_units if p.parameters is not Placement.REPLICATED)
     return sum(sizes[-_UNREDUCED_AT_ONCE:]) * element_bytes.reduced
 
 
@@ -130,8 +151,7 @@ def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
     if num_nodes == 1:
         return 0
     if formula.sends_differences(call):
-        packet = weights_packet_bytes(chunk, call.element_bytes, wire)
-        return chunk * call.element_bytes + (num_nodes - 1) * packet
+        return chunk * call.element_bytes + (num_nodes - 1) * formula.changed_bytes(call)
     if call.kind is Kind.ALL_GATHER:
         return num_nodes * chunk * call.element_bytes if num_ranks > num_nodes else 0
     codec = formula.codec_of(call)

@@ -113,11 +113,11 @@ class Pipeline:
     units: Sequence[UnitWork]
     input_buffers: int | None
 
-    def step_s(self, compute_s: float) -> float:
+    def step_s(self, compute_s: float, forward_share: float = FORWARD_SHARE) -> float:
         """Seconds of one forward and one backward pass."""
         clock = _Clock()
-        forward_s = self._forward(clock, compute_s * FORWARD_SHARE)
-        return self._backward(clock, forward_s, compute_s * (1 - FORWARD_SHARE))
+        forward_s = self._forward(clock, compute_s * forward_share)
+        return self._backward(clock, forward_s, compute_s * (1 - forward_share))
 
     def _forward(self, clock: _Clock, compute_s: float) -> float:
         """Each gather runs beside the computation of the two units before; the root computes last (the head).

@@ -7,7 +7,7 @@ its parameters are sharded, and its gradients *reduced* to where they are placed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -84,11 +84,15 @@ class Operation:
     scope: Scope
     num_elements: int
     element_bytes: int
+    #: Whether a gather is known to bring what the one before it brought.
+    is_repeated: bool = False
+    #: The share of a gather's elements that are trained: others never change.
+    trained_share: float = 1.0
 
     def on(self, rank: int, cluster: Cluster) -> Collective:
-        """The call of one rank. Backward passes gather what forward passes gathered."""
-        ranks, is_repeated = cluster.ranks(self.scope, rank), self.phase is Phase.BACKWARD
-        return Collective(self.kind, ranks, self.num_elements, self.element_bytes, is_repeated)
+        """The call of one rank."""
+        ranks = cluster.ranks(self.scope, rank)
+        return Collective(self.kind, ranks, self.num_elements, self.element_bytes, self.is_repeated, self.trained_share)
 
 
 @dataclass(frozen=True)
@@ -136,9 +140,12 @@ _SCOPE_OF = {Placement.NODE_SHARDED: Scope.NODE, Placement.SHARDED: Scope.WORLD}
 def operations_of(
     unit: Unit, placements: Placements, cluster: Cluster, element_bytes: ElementBytes
 ) -> tuple[Operation, ...]:
-    """The collectives of one unit in a step of one forward and one backward pass; those of one rank are left out."""
+    """The collectives of one unit in a step of one forward and one backward pass.
+
+    Those of one rank are left out, and so are reductions of units that are not trained.
+    """
     operations = _operations(unit, placements, cluster, element_bytes)
-    return tuple(operation for operation in operations if cluster.size(operation.scope) > 1)
+    return tuple(op for op in operations if cluster.size(op.scope) > 1 and op.num_elements)
 
 
 def _operations(
@@ -146,13 +153,46 @@ def _operations(
 ) -> Iterator[Operation]:
     gathered, reduced = element_bytes.gathered, element_bytes.reduced
     if placements.parameters is Placement.REPLICATED:
-        yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.WORLD, unit.num_parameters, reduced)
+        yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.WORLD, unit.num_trained, reduced)
         return
     scope = _SCOPE_OF[placements.parameters]
     num_elements = unit.padded_elements(cluster.size(scope))
-    yield Operation(Phase.FORWARD, Kind.ALL_GATHER, scope, num_elements, gathered)
+    trained_share = unit.num_trained / unit.num_parameters
+    forward = Operation(Phase.FORWARD, Kind.ALL_GATHER, scope, num_elements, gathered, trained_share=trained_share)
+    yield forward
     if placements.kept is not Placement.REPLICATED:  # what is kept in the node is a part of the whole, padding included
-        yield Operation(Phase.BACKWARD, Kind.ALL_GATHER, _SCOPE_OF[placements.kept], num_elements, gathered)
-    yield Operation(Phase.REDUCTION, Kind.REDUCE_SCATTER, scope, num_elements, reduced)
+        yield replace(forward, phase=Phase.BACKWARD, scope=_SCOPE_OF[placements.kept], is_repeated=True)
+    num_trained = unit.padded_trained(cluster.size(scope))
+    yield Operation(Phase.REDUCTION, Kind.REDUCE_SCATTER, scope, num_trained, reduced)
     if scope is Scope.NODE:
-        yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.RAIL, num_elements // cluster.ranks_per_node, reduced)
+        yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.RAIL, num_trained // cluster.ranks_per_node, reduced)
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """Micro-batches of a step that make the same collectives, and how many they are."""
+
+    count: int
+    is_first: bool
+    is_last: bool
+
+    def operations(self, operations: Sequence[Operation], deferred: Kind | None) -> tuple[Operation, ...]:
+        """Those of a step with one micro-batch, as they are in one of these. deferred: what only the last one makes.
+
+        Weights do not change within a step, so gathers repeat the first micro-batch's.
+        """
+        return tuple(
+            operation
+            if self.is_first or operation.kind is not Kind.ALL_GATHER
+            else replace(operation, is_repeated=True)
+            for operation in operations
+            if self.is_last or operation.kind is not deferred
+        )
+
+
+def micro_batches_of(count: int) -> tuple[MicroBatches, ...]:
+    """The micro-batches of a step, in order."""
+    if count == 1:
+        return (MicroBatches(1, is_first=True, is_last=True),)
+    between = (MicroBatches(count - 2, is_first=False, is_last=False),) if count > 2 else ()
+    return (MicroBatches(1, is_first=True, is_last=False), *between, MicroBatches(1, is_first=False, is_last=True))

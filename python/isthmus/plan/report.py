@@ -9,11 +9,18 @@ from rich.table import Table
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
 from isthmus.plan.figures import figures_table
+from isthmus.plan.placement import DDP, HSDP
 from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
+from isthmus.plan.stages import PipelinePlan
 from isthmus.plan.step import Setting, StepPlan, StepTime
 from isthmus.plan.strategies import Strategy
 
-SCHEMA = 3
+SCHEMA = 4
+#: How to reduce in the last of several micro-batches, by whether a strategy is HSDP, and what a rank keeps until then.
+_DEFER = {
+    False: ("set_requires_gradient_sync", "whole gradients of the model, not reduced"),
+    True: ("set_requires_all_reduce", "a shard that is reduced within the node"),
+}
 _GIGA = 1e9
 _MEGA = 1e6
 
@@ -24,7 +31,12 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
     model = setting.model
     return {
         "schema": SCHEMA,
-        "model": {"name": model.name, "parameters": model.num_parameters, "units": len(model.units)},
+        "model": {
+            "name": model.name,
+            "parameters": model.num_parameters,
+            "trained": model.num_trained,
+            "units": len(model.units),
+        },
         "cluster": asdict(setting.cluster),
         "links": asdict(comparison.links),
         "sources": dict(comparison.sources),
@@ -32,6 +44,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "compute": asdict(comparison.compute),
         "element_bytes": asdict(setting.element_bytes),
         "input_buffers": INPUT_BUFFERS,
+        "micro_batches": setting.micro_batches,
         "plain_backend": backend_name(setting),
         "memory_limit_bytes": comparison.memory_bytes,
         "strategies": {
@@ -39,7 +52,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         },
         "winner": comparison.winner.strategy.name if comparison.winner else None,
         "crossovers": [asdict(crossover) for crossover in comparison.crossovers],
-        "verdict": verdict(comparison),
+        "verdict": verdict(comparison, setting),
         "notes": notes(comparison, setting),
     }
 
@@ -54,6 +67,7 @@ def backend_name(setting: Setting) -> str:
 def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[str, Any]:
     return {
         "description": plan.strategy.description,
+        "reduced_in_last": plan.strategy.defers,
         "isthmus": None if plan.strategy.wire is None else asdict(plan.strategy.wire),
         "node_bytes": {str(phase): num_bytes for phase, num_bytes in plan.node_bytes.items()},
         "node_bytes_per_step": sum(plan.node_bytes.values()),
@@ -65,13 +79,25 @@ def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[st
     }
 
 
-def verdict(comparison: Comparison) -> list[str]:
+def verdict(comparison: Comparison, setting: Setting) -> list[str]:
     """The conclusions, in sentences; the first names the winner."""
     winner = comparison.winner
     if winner is None:
         return [f"Nothing fits into {(comparison.memory_bytes or 0) / 1e9:.3g} GB a rank, activations apart."]
     where = f"{comparison.links.inter_gbit_s:g} Gbit/s"
     sentences = [_against_plain(comparison, winner, where), _over_speeds(comparison)]
+    trained_share = setting.model.num_trained / setting.model.num_parameters
+    if trained_share < 1 and winner.strategy.is_plain and winner.strategy.placements in (HSDP, DDP):
+        sentences.append(
+            f"{winner.strategy.name.upper()} and nothing else: {trained_share:.2%} of the parameters are trained, and "
+            "only their gradients cross."
+        )
+    other = comparison.preferred([plan for plan in comparison.candidates if not isinstance(plan, PipelinePlan)])
+    if isinstance(winner, PipelinePlan) and other is not None:
+        sentences.append(
+            "pp takes a model that is cut into stages, as torch.distributed.pipelining runs it. Without one "
+            f"{other.strategy.name} is best: {_seconds(comparison.time(other).step_s)}."
+        )
     if winner.strategy.is_compressed:
         sentences.append(
             "Bytes saved with a lossy codec cost accuracy, which no plan predicts: docs/convergence.md measures it."
@@ -136,9 +162,33 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         found.append(
             "full: without waits of the host, as in prepared models; an H200 that waited took longer (docs/plan.md)."
         )
+    deferring = [plan for plan in comparison.plans if plan.strategy.defers]
+    for hybrid, (call, kept) in _DEFER.items():
+        of_kind = [plan for plan in deferring if plan.strategy.hybrid_sharded is hybrid and plan.memory.deferred]
+        if of_kind:
+            names = ", ".join(plan.strategy.name for plan in of_kind)
+            found.append(
+                f"{names}: reduced between nodes in the last of {setting.micro_batches} micro-batches, by "
+                f"model.{call}(is_last); until then a rank keeps {kept}: {of_kind[0].memory.deferred / _GIGA:.2f} GB. "
+                "The others are reduced in every micro-batch."
+            )
+    found += [_of_pipeline(plan) for plan in comparison.plans if isinstance(plan, PipelinePlan)]
+    if setting.cluster.ranks_per_node == 1 and any(plan.strategy.hybrid_sharded for plan in comparison.plans):
+        found.append(
+            "One rank a node: HSDP has nothing to shard over and saves no memory; a rank holds all, as in DDP. A "
+            "pipeline over the nodes does save it: --micro-batches compares."
+        )
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found
+
+
+def _of_pipeline(plan: PipelinePlan) -> str:
+    return (
+        f"pp: {plan.num_stages} stages, {plan.num_micro_batches} micro-batches through each: {plan.bubble:.0%} of a "
+        f"step is bubble. No weights cross, but {plan.cut_bytes / _GIGA:.3g} GB of activations at each cut, and as "
+        "much of their gradients."
+    )
 
 
 def _origins(comparison: Comparison, setting: Setting) -> list[str]:
@@ -158,30 +208,40 @@ def print_comparison(comparison: Comparison, setting: Setting, console: Console)
     """Print bytes, times, memory, the verdict, and its assumptions."""
     model, cluster = setting.model, setting.cluster
     console.print(
-        f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units, on {cluster.nodes} nodes x "
-        f"{cluster.ranks_per_node} ranks; plain strategies on {backend_name(setting)}",
+        f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units{_trained(setting)}, on "
+        f"{cluster.nodes} nodes x {cluster.ranks_per_node} ranks; plain strategies on {backend_name(setting)}",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(_bytes_table(comparison))
+    console.print(_bytes_table(comparison, setting.micro_batches))
     console.print(_time_table(comparison))
-    for sentence in verdict(comparison):
+    for sentence in verdict(comparison, setting):
         console.print(f"[bold]{sentence}[/bold]", highlight=False, soft_wrap=True)
     console.print()
     for note in notes(comparison, setting):
         console.print(f"- {note}", highlight=False, soft_wrap=True)
 
 
-def _bytes_table(comparison: Comparison) -> Table:
+def _trained(setting: Setting) -> str:
+    model = setting.model
+    return "" if model.num_trained == model.num_parameters else f", {model.num_trained:,} of them trained"
+
+
+def _bytes_table(comparison: Comparison, micro_batches: int) -> Table:
     largest = max(sum(plan.node_bytes.values()) for plan in comparison.plans)
     unit, name = (_GIGA, "GB") if largest >= _GIGA else (_MEGA, "MB")
     columns = ["weights\nforward", "weights\nbackward", "gradients", "in all", "memory\nGB a rank", "of it\nresiduals"]
+    columns += ["of it\ndeferred", "reduced in\nmicro-batch"] if micro_batches > 1 else []
     table = figures_table("strategy", f"{name} a step that leave each node", columns)
     for plan in comparison.plans:
         parts = [*plan.node_bytes.values(), sum(plan.node_bytes.values())]
         memory = f"{plan.memory.total / _GIGA:.2f}" + ("" if comparison.fits(plan) else " (!)")
         figures = [f"{part / unit:.2f}" for part in parts]
-        table.add_row(plan.strategy.name, *figures, memory, f"{plan.memory.residuals / _GIGA:.2f}")
+        figures += [memory, f"{plan.memory.residuals / _GIGA:.2f}"]
+        if micro_batches > 1:
+            which = "the last" if plan.strategy.defers else "each"
+            figures += [f"{plan.memory.deferred / _GIGA:.2f}", f"{which} of {micro_batches}"]
+        table.add_row(plan.strategy.name, *figures)
     return table
 
 

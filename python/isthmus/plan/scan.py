@@ -7,7 +7,7 @@ from functools import cached_property
 
 from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
 from isthmus.plan.step import StepPlan, StepTime
-from isthmus.plan.strategies import Strategy
+from isthmus.plan.strategies import PIPELINE, Strategy
 
 SLOWEST_GBIT_S = 1.0
 FASTEST_GBIT_S = 800.0
@@ -107,5 +107,5 @@ def link_speeds() -> list[float]:
 
 
 def _effort(strategy: Strategy) -> int:
-    """The cost of a strategy beside its layout: nothing, Isthmus, or Isthmus and accuracy."""
-    return 0 if strategy.is_plain else 2 if strategy.is_compressed else 1
+    """The cost of a strategy beside its layout: nothing, Isthmus or a model that is cut into stages, or accuracy."""
+    return 2 if strategy.is_compressed else int(not strategy.is_plain or strategy == PIPELINE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Placement, Placements
 from isthmus.plan.ranges import check_names
-from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula
+from isthmus.plan.volumes import Formula, IsthmusFormula, Kind, RingFormula
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Unit  # which needs torch
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to train. wire: options of Isthmus; None: an ordinary backend alone carries everything."""
+    """A way to train. wire: options of Isthmus; None: an ordinary backend alone carries everything.
+
+    defers: gradients are reduced between nodes in the last micro-batch of a step, not in each.
+    """
 
     name: str
     description: str
     placements: Placements
     wire: WireOptions | None = None
+    defers: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -53,6 +57,12 @@ class Strategy:
     def keeps_on_node(self) -> bool:
         """Whether each node keeps its own copy of the weights between the forward and the backward pass."""
         return self.placements == FSDP_NODE
+
+    @property
+    def deferred(self) -> Kind | None:
+        """The collective that only the last micro-batch makes."""
+        kind = Kind.REDUCE_SCATTER if self.placements.parameters is Placement.SHARDED else Kind.ALL_REDUCE
+        return kind if self.defers else None
 
     @property
     def options(self) -> dict[str, str] | None:
@@ -110,22 +120,42 @@ def _with_bits(strategy: Strategy) -> Iterator[Strategy]:
             )
 
 
-#: Each strategy by its name, those of other widths behind the one of 4 bits.
-STRATEGIES = {each.name: each for strategy in _NAMED for each in (strategy, *_with_bits(strategy))}
+def _deferred(strategy: Strategy) -> Strategy:
+    text = f"as {strategy.name}, reduced between nodes in the last micro-batch alone"
+    return replace(strategy, name=f"{strategy.name}-last", description=text, defers=True)
+
+
+_EACH = [each for strategy in _NAMED for each in (strategy, *_with_bits(strategy))]
+#: Each strategy by its name, those of other widths behind the one of 4 bits; last those that defer reductions.
+STRATEGIES = {strategy.name: strategy for strategy in [*_EACH, *map(_deferred, _EACH)]}
 DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED)
+#: The same where a step has several micro-batches: what one has to choose from, both ways.
+ACCUMULATING = tuple(
+    f"{name}{last}" for name in ("fsdp", "fsdp-node", "hsdp", "quant", "full", "hsdp-quant") for last in ("", "-last")
+)
+#: A pipeline over the link between nodes, as `stages` plans it.
+PIPELINE = Strategy("pp", "a pipeline: a stage on each node, FSDP2 over the ranks of the node", FSDP)
 #: The arms of the training benchmark: the strategies of FSDP2, with other widths than 4 bits where 2 are worth a run.
 _ARMS_OF_OTHER_BITS = ("quant2", "hsdp-quant2")
 ARMS = {
     name: strategy
     for name, strategy in STRATEGIES.items()
-    if strategy.placements != DDP and (strategy in _NAMED or name in _ARMS_OF_OTHER_BITS)
+    if strategy.placements != DDP and name.removesuffix("-last") in (*DEFAULT_STRATEGIES, *_ARMS_OF_OTHER_BITS)
 }
 
 
 def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
     """The strategies of these names; those on Isthmus with `options`, but for what makes each what it is."""
-    check_names("strategy", names, STRATEGIES)
-    return [_with_options(STRATEGIES[name], options) for name in names]
+    known = STRATEGIES | {PIPELINE.name: PIPELINE}
+    check_names("strategy", names, known)
+    return [_with_options(known[name], options) for name in names]
+
+
+def check_deferred(kind: str, names: Sequence[str], micro_batches: int) -> None:
+    """Raise ValueError for one that defers reductions to the last micro-batch, where there is but one."""
+    for name in names if micro_batches == 1 else ():
+        if name in STRATEGIES and STRATEGIES[name].defers:
+            raise ValueError(f"{kind} '{name}' reduces in the last micro-batch: micro_batches 1: expected at least 2")
 
 
 def _with_options(strategy: Strategy, options: WireOptions) -> Strategy:

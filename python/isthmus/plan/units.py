@@ -3,9 +3,11 @@
 A torch module is built on the meta device: no memory, no weights, only shapes.
 """
 
+import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -16,14 +18,21 @@ from torch import nn
 from isthmus.plan.ranges import check_choice
 from isthmus.units.layout import Parameter, clean_name, rows
 
+#: The shapes of several parameters.
+Shapes = tuple[tuple[int, ...], ...]
+
 
 @dataclass(frozen=True)
 class Unit:
-    """What is gathered and reduced at once. is_root: FSDP2's outermost unit, which gathers first and reduces last."""
+    """What is gathered and reduced at once. is_root: FSDP2's outermost unit, which gathers first and reduces last.
+
+    trained: of its parameters, those that are reduced, too; None: all.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     is_root: bool = False
+    trained: tuple[Parameter, ...] | None = None
 
     @cached_property
     def num_parameters(self) -> int:
@@ -31,50 +40,113 @@ class Unit:
         return sum(parameter.num_elements for parameter in self.parameters)
 
     @cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
+    def num_trained(self) -> int:
+        """Elements of those that are trained."""
+        return sum(map(math.prod, self.trained_shapes))
+
+    @cached_property
+    def shapes(self) -> Shapes:
         """The shapes of its parameters, in order."""
         return tuple(parameter.shape for parameter in self.parameters)
+
+    @cached_property
+    def trained_shapes(self) -> Shapes:
+        """The shapes of those that are trained."""
+        return self.shapes if self.trained is None else tuple(parameter.shape for parameter in self.trained)
 
     def padded_elements(self, num_ranks: int) -> int:
         """Elements of FSDP2's tensor for it: every rank holds an equal part of each parameter's first dimension."""
         return _padded_elements(self.shapes, num_ranks)
 
+    def padded_trained(self, num_ranks: int) -> int:
+        """Elements of FSDP2's tensor for its gradients."""
+        return _padded_elements(self.trained_shapes, num_ranks)
+
 
 @lru_cache(maxsize=65536)
-def _padded_elements(shapes: tuple[tuple[int, ...], ...], num_ranks: int) -> int:
+def _padded_elements(shapes: Shapes, num_ranks: int) -> int:
     return rows((Parameter("", shape) for shape in shapes), num_ranks).num_elements
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model as FSDP sees it. units: in the order in which their parameters are gathered, the root first."""
+    """A model as FSDP sees it. units: in the order in which their parameters are gathered, the root first.
+
+    width: elements of a token between two blocks; None: not known.
+    """
 
     name: str
     units: tuple[Unit, ...]
+    width: int | None = None
 
     @cached_property
     def num_parameters(self) -> int:
         """Parameters of all units."""
         return sum(unit.num_parameters for unit in self.units)
 
+    @cached_property
+    def num_trained(self) -> int:
+        """Those of them that are trained."""
+        return sum(unit.num_trained for unit in self.units)
+
 
 def units_of(module: nn.Module) -> Model:
     """The units that FSDP2 would make of a module: what it wraps, and the root with everything else.
 
     Where FSDP2 has wrapped parts of it already, these are the units. Else every element of a `ModuleList` with
-    parameters is one. A parameter that several modules share counts once, with the first. ValueError: nothing to train.
+    parameters is one. A parameter that several modules share counts once, with the first. What requires no gradient is
+    frozen. ValueError: nothing to train.
     """
     owners = _wrapped(module)
     units: dict[str, list[Parameter]] = {name: [] for name in owners.values()}
     seen: set[int] = set()
+    frozen: set[str] = set()
     for path, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) not in seen:
             seen.add(id(parameter))
             units[_owner(path, owners)].append(Parameter(clean_name(path), tuple(parameter.shape)))
-    made = [Unit(name or "root", tuple(found), is_root=not name) for name, found in units.items() if found]
-    if not made:
-        raise ValueError(f"{type(module).__name__} has no parameters")
+            frozen |= set() if parameter.requires_grad else {clean_name(path)}
+    made = [
+        _without(Unit(name or "root", tuple(found), is_root=not name), frozen) for name, found in units.items() if found
+    ]
+    if not any(unit.num_trained for unit in made):
+        raise ValueError(f"{type(module).__name__} has no parameters to train")
     return Model(type(module).__name__, tuple(made))
+
+
+def _without(unit: Unit, frozen: Set[str]) -> Unit:
+    """The unit with these of its parameters frozen."""
+    trained = tuple(parameter for parameter in unit.parameters if parameter.name not in frozen)
+    return unit if trained == unit.parameters else replace(unit, trained=trained)
+
+
+def train_only(model: Model, what: str) -> Model:
+    """The model with only a share of each parameter trained ("0.01"), or those that patterns name ("*lora_*,*.head").
+
+    ValueError names a share that is out of range, and a pattern that no parameter has.
+    """
+    try:
+        share = float(what)
+    except ValueError:
+        return _train_named(model, [pattern.strip() for pattern in what.split(",")])
+    if not 0 < share <= 1:
+        raise ValueError(f"trainable {what}: expected a share above 0, up to 1, or names of parameters")
+    return model if share == 1 else replace(model, units=tuple(_train_share(unit, share) for unit in model.units))
+
+
+def _train_share(unit: Unit, share: float) -> Unit:
+    parts = (Parameter(each.name, (math.ceil(share * each.num_elements),)) for each in unit.parameters)
+    return replace(unit, trained=tuple(parts))
+
+
+def _train_named(model: Model, patterns: Sequence[str]) -> Model:
+    names = [parameter.name for unit in model.units for parameter in unit.parameters]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(names[:3] + names[-1:])
+            raise ValueError(f"trainable '{pattern}': no parameter of {model.name} has such a name; it has {some}, ...")
+    frozen = {name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return replace(model, units=tuple(_without(replace(unit, trained=None), frozen) for unit in model.units))
 
 
 def load_module(factory: str) -> nn.Module:
@@ -158,9 +230,10 @@ def preset(name: str) -> Model:
         "input_layernorm": (d,),
         "post_attention_layernorm": (d,),
     }
-    blocks = (Unit(f"layers.{index}", _parameters(block)) for index in range(num_layers))
-    return Model(name.lower(), (Unit("root", _parameters(root), is_root=True), *blocks))
+    names = [f"layers.{index}" for index in range(num_layers)]
+    blocks = (Unit(name, _parameters(block, f"{name}.")) for name in names)
+    return Model(name.lower(), (Unit("root", _parameters(root), is_root=True), *blocks), width=d)
 
 
-def _parameters(shapes: dict[str, tuple[int, ...]]) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, shape) for name, shape in shapes.items())
+def _parameters(shapes: dict[str, tuple[int, ...]], prefix: str = "") -> tuple[Parameter, ...]:
+    return tuple(Parameter(prefix + name, shape) for name, shape in shapes.items())

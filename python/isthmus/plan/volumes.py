@@ -47,6 +47,8 @@ class Collective:
     element_bytes: int
     #: Whether a gather is known to bring what the one before it brought.
     is_repeated: bool = False
+    #: The share of a gather's elements that may have changed since the last one that is not repeated.
+    trained_share: float = 1.0
 
     @property
     def num_bytes(self) -> int:
@@ -165,13 +167,18 @@ class IsthmusFormula:
 
     def _gather_weights(self, collective: Collective, num_nodes: int) -> tuple[Hop, ...]:
         chunk, others = collective.chunk_elements, num_nodes - 1
-        changed = 0 if collective.is_repeated else weights_packet_bytes(chunk, collective.element_bytes, self.options)
+        changed = 0 if collective.is_repeated else self.changed_bytes(collective)
         compared = Hop(codec="delta" if changed else "none", encoded_elements=chunk)
         headers = Hop(others, inter_bytes=others * weights_header_bytes(), counted=True)
         packets = Hop(others, inter_bytes=others * changed, counted=True)
         decoded = Hop(codec="delta", decoded_elements=others * chunk)
         _, *within = _gather(collective, num_nodes, chunk * collective.element_bytes)
         return (compared, headers, *((packets, decoded) if changed else ()), *within)
+
+    def changed_bytes(self, collective: Collective) -> int:
+        """What a rank sends to each other node of weights that have changed."""
+        chunk, share = collective.chunk_elements, collective.trained_share
+        return weights_packet_bytes(chunk * share, collective.element_bytes, self.options)
 
     def _is_large(self, collective: Collective) -> bool:
         return collective.num_elements >= self.options.min_elements

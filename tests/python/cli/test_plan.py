@@ -36,7 +36,7 @@ def test_tables_and_verdict():
 
 def test_json_holds_what_the_tables_say_and_more():
     found = report(*LLAMA, "--memory-gb", 12)
-    assert found["model"] == {"name": "llama2-7b", "parameters": 6738415616, "units": 33}
+    assert found["model"] == {"name": "llama2-7b", "parameters": 6738415616, "trained": 6738415616, "units": 33}
     assert found["cluster"] == {"nodes": 2, "ranks_per_node": 8}
     fsdp = found["strategies"]["fsdp"]
     assert fsdp["node_bytes_per_step"] == sum(fsdp["node_bytes"].values())
@@ -60,6 +60,67 @@ def test_other_widths_are_strategies_of_their_own():
         "weights": "delta"
     }
     assert found["strategies"]["hsdp-quant1"]["description"] == "as hsdp-quant, with 1 bit"
+
+
+def test_with_micro_batches_each_strategy_comes_both_ways():
+    code, out = run(*LLAMA, "--micro-batches", 4)
+    assert code == 0
+    table = out.split("Seconds a step")[0]
+    assert (table.count(" each of 4 "), table.count(" the last of 4 ")) == (7, 6)
+    assert (
+        "hsdp-last, hsdp-quant-last: reduced between nodes in the last of 4 micro-batches, by "
+        "model.set_requires_all_reduce(is_last); until then a rank keeps a shard that is reduced within the node: "
+        "1.68 GB. The others are reduced in every micro-batch."
+    ) in out
+    assert "by model.set_requires_gradient_sync(is_last); until then a rank keeps whole gradients of the model" in out
+    found = report(*LLAMA, "--micro-batches", 4)
+    for name, last in (("hsdp", "hsdp-last"), ("hsdp-quant", "hsdp-quant-last")):
+        each, last = found["strategies"][name], found["strategies"][last]
+        assert each["node_bytes"]["reduction"] == 4 * last["node_bytes"]["reduction"]
+        assert (each["reduced_in_last"], last["reduced_in_last"]) == (False, True)
+        assert each["memory"]["deferred"] == 0 < last["memory"]["deferred"]
+        assert last["step_s"] < each["step_s"]
+
+
+def test_one_micro_batch_says_nothing_of_it():
+    _, out = run(*LLAMA)
+    assert "micro-batch " not in out and "deferred" not in out
+
+
+def test_where_little_is_trained_it_says_hsdp_and_nothing_else():
+    code, out = run(*LLAMA, "--trainable", "0.002")
+    assert code == 0
+    assert "llama2-7b: 6,738,415,616 parameters in 33 units, 13,4" in out
+    assert "HSDP and nothing else: 0.20% of the parameters are trained, and only their gradients cross." in out
+    assert "nothing else" not in run(*LLAMA, "--trainable", "1")[1]
+    found = report(*LLAMA, "--trainable", "*.q_proj,*.v_proj")
+    assert found["model"]["trained"] == 2 * 32 * 4096**2
+    assert found["compute"]["forward_share"] > report(*LLAMA)["compute"]["forward_share"]
+
+
+def test_a_pipeline_is_a_strategy_where_its_width_is_known(tmp_path, monkeypatch):
+    found = report(*LLAMA, "--inter", "1gbit", "--micro-batches", 8)
+    assert found["winner"] == "pp"
+    assert found["verdict"][-1].startswith("pp takes a model that is cut into stages")
+    assert any(note.startswith("pp: 2 stages, 16 micro-batches through each: 6% of a step") for note in found["notes"])
+    assert "pp" not in report(*LLAMA)["strategies"]
+    assert "pp" in report(*LLAMA, "--strategies", "fsdp,pp")["strategies"]
+    assert "pp" not in report(*LLAMA, "--nodes", 33, "--micro-batches", 8)["strategies"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made_blocks.py").write_text(
+        "from torch import nn\nmodel = lambda: nn.Sequential(nn.ModuleList(nn.Linear(64, 64) for _ in '12'))\n"
+    )
+    module = ["--module", "made_blocks:model", *GIVEN, "--micro-batches", 8]
+    assert "pp" not in report(*module)["strategies"]
+    assert "pp" in report(*module, "--width", 64)["strategies"]
+
+
+def test_one_rank_a_node_saves_no_memory_with_hsdp():
+    note = "One rank a node: HSDP has nothing to shard over and saves no memory"
+    assert note in run(*LLAMA, "--ranks-per-node", 1)[1]
+    assert note not in run(*LLAMA)[1]
+    found = report(*LLAMA, "--ranks-per-node", 1, "--micro-batches", 2)["strategies"]
+    assert found["pp"]["memory"]["total"] < 0.6 * found["hsdp"]["memory"]["total"]
 
 
 def test_strategies_come_in_one_list_in_several_or_by_themselves():
@@ -118,6 +179,15 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
         (["--preset", "llama2-7b", "--inter", "slow", "--intra", "1"], "--inter 'slow': expected a number"),
         ([*LLAMA, "--strategies", "fsdp,zap"], "strategy 'zap': expected some of"),
         ([*LLAMA, "--strategies", "fsdp", "--strategies", "hsdp,fsdp"], "strategy 'fsdp' is named twice"),
+        ([*LLAMA, "--micro-batches", "0"], "micro_batches 0: expected 1 to 4096"),
+        (
+            [*LLAMA, "--strategies", "hsdp-last"],
+            "strategy 'hsdp-last' reduces in the last micro-batch: micro_batches 1",
+        ),
+        ([*LLAMA, "--trainable", "1.5"], "trainable 1.5: expected a share above 0, up to 1, or names of parameters"),
+        ([*LLAMA, "--trainable", "*lora_*"], "trainable '*lora_*': no parameter of llama2-7b has such a name; it has"),
+        ([*LLAMA, "--strategies", "pp", "--nodes", "33"], "pp: stages (one a node) 33: expected 1 to 32"),
+        ([*LLAMA, "--width", "0"], "width 0: expected 1 to 1048576"),
         ([*LLAMA, "--backend", "mpi"], "backend 'mpi': expected one of nccl, gloo"),
         ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
         ([*LLAMA, "--codec-speed", "warp"], "codec speed 'warp': expected cpu, gpu, or GB/s"),

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from isthmus.plan.units import PRESETS, load_module, preset, units_of
+from isthmus.plan.units import PRESETS, load_module, preset, train_only, units_of
 
 #: As the models' cards and papers have them, to the parameter.
 PUBLISHED = {
@@ -71,8 +71,47 @@ def test_elements_of_the_outermost_lists_are_units_and_what_is_shared_counts_onc
 
 def test_a_module_without_lists_is_one_unit_and_one_without_parameters_is_refused():
     assert sizes(units_of(nn.Linear(3, 2))) == {"root": 8}
-    with pytest.raises(ValueError, match="ReLU has no parameters"):
+    with pytest.raises(ValueError, match="ReLU has no parameters to train"):
         units_of(nn.ReLU())
+    with pytest.raises(ValueError, match="Linear has no parameters to train"):
+        units_of(nn.Linear(3, 2).requires_grad_(False))
+
+
+def trained(model):
+    return {unit.name: unit.num_trained for unit in model.units}
+
+
+def test_what_requires_no_gradient_is_frozen():
+    module = Nested()
+    module.blocks[0].requires_grad_(False)
+    module.blocks[1]["experts"][0].bias.requires_grad_(False)
+    model = units_of(module)
+    assert sizes(model) == {"root": 40, "blocks.0": 20, "blocks.1": 20}
+    assert trained(model) == {"root": 40, "blocks.0": 0, "blocks.1": 16}
+
+
+def test_a_share_or_names_are_trained():
+    model = preset("llama2-7b")
+    assert trained(train_only(model, "1")) == sizes(model)
+    assert train_only(model, "0.01").num_trained == pytest.approx(0.01 * model.num_parameters, rel=1e-5)
+    named = train_only(model, "layers.*.q_proj, lm_head")
+    assert trained(named) == {"root": 32000 * 4096} | {f"layers.{n}": 4096**2 for n in range(32)}
+    assert sizes(named) == sizes(model)
+    module = units_of(Nested())
+    assert trained(train_only(module, "blocks.1.*")) == {"root": 0, "blocks.0": 0, "blocks.1": 20}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        *((share, f"trainable {share}: expected a share above 0, up to 1") for share in ("0", "-1", "1.5", "nan")),
+        ("*lora_*", r"trainable '\*lora_\*': no parameter of llama2-7b has such a name; it has embed_tokens, norm"),
+        ("lm_head,", "trainable '': no parameter"),
+    ],
+)
+def test_shares_out_of_range_and_names_that_nothing_has_are_named(what, message):
+    with pytest.raises(ValueError, match=message):
+        train_only(preset("llama2-7b"), what)
 
 
 def test_what_fsdp2_has_wrapped_already_are_the_units():

@@ -41,10 +41,11 @@ def test_groups_of_one_rank_make_no_collectives():
     assert shown(FSDP, nodes=1, ranks_per_node=1) == []
 
 
-def plan(name, model, nodes=2, ranks_per_node=2, backend="nccl", wire=EVERYTHING):
+def plan(name, model, nodes=2, ranks_per_node=2, backend="nccl", wire=EVERYTHING, micro_batches=1):
     (strategy,) = strategies_named([name], wire)
     world = world_formula(backend, ranks_per_node)
-    return StepPlan(Setting(model, Cluster(nodes, ranks_per_node), world), strategy)
+    setting = Setting(model, Cluster(nodes, ranks_per_node), world, micro_batches=micro_batches)
+    return StepPlan(setting, strategy)
 
 
 def node_bytes(*arguments, **keywords):
@@ -108,7 +109,8 @@ def test_more_nodes_send_less_in_all_by_the_padding_of_packets_at_most(name, mod
 def test_one_node_sends_nothing_and_isthmus_is_the_ordinary_backend(name, model, ranks, backend):
     found = plan(name, model, 1, ranks, backend)
     assert sum(found.node_bytes.values()) == 0
-    (plain,) = [s for s in STRATEGIES.values() if s.is_plain and s.placements == found.strategy.placements]
+    alike = found.strategy.placements, found.strategy.defers
+    (plain,) = [s for s in STRATEGIES.values() if s.is_plain and (s.placements, s.defers) == alike]
     own, other = found.operations, plan(plain.name, model, 1, ranks, backend).operations
     assert own == other
     assert found.memory == plan(plain.name, model, 1, ranks, backend).memory
@@ -139,6 +141,66 @@ def test_two_units_are_gathered_at_once_and_a_part_of_what_is_kept():
 def test_gradients_wait_in_input_buffers_beside_those_of_the_unit_that_computes():
     model = units_of_sizes([100, 200, 300, 400])
     assert plan("fsdp", model).memory.unreduced == 2 * (400 + 300 + 200)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp-node", "hsdp", "ddp", "quant", "hsdp-quant"])
+def test_micro_batches_multiply_what_each_of_them_sends(name):
+    once = plan(name, BIG).node_bytes
+    each, last = (plan(each, BIG, micro_batches=5).node_bytes for each in (name, f"{name}-last"))
+    for phase in Phase:
+        assert each[phase] == 5 * once[phase]
+        assert last[phase] == (1 if phase is Phase.REDUCTION else 5) * once[phase]
+
+
+def test_hsdp_reduces_within_the_node_in_every_micro_batch():
+    kinds = [op.kind for op in plan("hsdp-last", units_of_sizes([100]), micro_batches=3).operations]
+    assert [kinds.count(kind) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)] == [6, 3, 1]
+
+
+@pytest.mark.parametrize("name", ["full", "full-last"])
+def test_weights_cross_in_the_first_micro_batch_alone(name):
+    """As differences: the others send the headers of every second gather of a micro-batch."""
+    one, three = (plan(name, BIG, micro_batches=count).node_bytes for count in (1, 3))
+    assert three[Phase.FORWARD] == one[Phase.FORWARD] + 2 * one[Phase.BACKWARD]
+    assert three[Phase.BACKWARD] == 3 * one[Phase.BACKWARD]
+
+
+def test_what_is_deferred_is_whole_or_a_shard_of_the_node():
+    """Beside everything else, which micro-batches do not change."""
+    model = units_of_sizes([1000, 3000])
+    for name, deferred in (("fsdp", 4000), ("quant", 4000), ("fsdp-node", 4000), ("hsdp", 2000), ("ddp", 0)):
+        each, last = (plan(each, model, 3, 2, micro_batches=4).memory for each in (name, f"{name}-last"))
+        assert each == plan(name, model, 3, 2).memory
+        assert last == dataclasses.replace(each, deferred=2 * deferred), name
+
+
+def frozen(model, *trained):
+    """The model with only the first so many elements of each unit trained."""
+    parts = [(Parameter("part", (elements,)),) if elements else () for elements in trained]
+    units = [dataclasses.replace(unit, trained=part) for unit, part in zip(model.units, parts, strict=True)]
+    return dataclasses.replace(model, units=tuple(units))
+
+
+def test_what_is_frozen_is_gathered_and_neither_reduced_nor_kept_for_the_optimizer():
+    model = units_of_sizes([100_000, 200_000, 300_000])
+    part, whole = plan("fsdp", frozen(model, 0, 2000, 3000)), plan("fsdp", model)
+    assert part.node_bytes[Phase.FORWARD] == whole.node_bytes[Phase.FORWARD]
+    assert part.node_bytes[Phase.REDUCTION] * 120 == whole.node_bytes[Phase.REDUCTION]
+    assert [op.num_elements for op in part.operations if op.kind is Kind.REDUCE_SCATTER] == [2000, 3000]
+    memory = part.memory
+    assert (memory.gradients, memory.optimizer) == (5000 // 4 * 4, 5000 // 4 * 8)
+    assert memory.parameters == (600_000 - 5000) // 4 * 2 + 5000 // 4 * 4  # frozen ones as they are gathered
+    assert memory.gathered == whole.memory.gathered
+    assert memory.unreduced == 5000 * 2
+
+
+def test_of_frozen_weights_as_differences_only_headers_cross():
+    wire = WireOptions(min_elements=0, weight_bits=16)
+    model = units_of_sizes([100_000, 200_000])
+    headers = 2 * 64  # of two ranks, in each gather
+    sent = plan("full", frozen(model, 0, 20_000), wire=wire).node_bytes
+    assert sent[Phase.FORWARD] == 2 * headers + 2 * 20_000 // 4 * 2
+    assert plan("full", model, wire=wire).node_bytes[Phase.FORWARD] == 2 * headers + 2 * 300_000 // 4 * 2
 
 
 def is_reduced_lossily(found):
