@@ -27,6 +27,7 @@ class Group:
     device: torch.device | None = None  # the GPU that it is bound to
     beside: ProcessGroup | None = None  # whose companion it becomes, and whose backends are its world backends
     node: Callable[[], str] | None = None  # tells this rank's node, for ranks of several jobs; equal texts are one node
+    reconfigures: bool = False  # whether torch asks for a group that it connects later, and anew
     interrupt: Callable[[], None] | None = None  # called again and again while they meet; it raises to end that
 
     @property

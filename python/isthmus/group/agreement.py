@@ -79,6 +79,11 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
             given_options = core.Options()
         if not isinstance(given_options, core.Options):
             raise TypeError(f"pg_options: expected isthmus.Options, got {type(given_options).__name__}")
+        if group.reconfigures or getattr(given_options, "enable_reconfigure", False):  # torch 2.15
+            raise ValueError(
+                "enable_reconfigure=True: expected False: no group of Isthmus is reconfigured; where members come and "
+                "go, use isthmus.torchft.ProcessGroupIsthmus"
+            )
         options: _C.Options = copy.deepcopy(given_options)
         fields = {name: str(getattr(options, name)) for name, *_ in core.option_fields() if name != "log"}
         ask_for_connections()

@@ -51,6 +51,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
             beyond_job=not global_ranks and dist.is_initialized(),
             device=bound_device(getattr(request, "process_group", None)),
             beside=beside.get(),
+            reconfigures=getattr(request, "enable_reconfigure", False),  # torch 2.15
         ),
         options if options is not None else _default_group_options(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
@@ -117,6 +118,11 @@ def mistakes_are_told_to_every_rank() -> None:
             dist.new_group(pg_options=isthmus.Options(**options))
     with pytest.raises(isthmus.OptionError, match=r"expected isthmus.Options, got str"):
         dist.new_group(pg_options="codec=none")
+    reconfigured = isthmus.Options()
+    if hasattr(reconfigured, "enable_reconfigure"):  # torch 2.15
+        reconfigured.enable_reconfigure = rank == 2
+        with pytest.raises(isthmus.OptionError, match=r"rank 2: enable_reconfigure=True: expected False.*torchft"):
+            dist.new_group(pg_options=reconfigured)
     dist.barrier()
     # What is logged may differ.
     dist.new_group(pg_options=isthmus.Options(log="error" if rank == 1 else "warning"))
@@ -169,6 +175,24 @@ def test_the_default_group_says_what_is_wrong_on_every_rank(env_of_rank: list[di
     texts = ranks.run(initialise_with, 2, env_of_rank)
     assert texts[0] == texts[1]
     assert texts[0].startswith(expected)
+
+
+def initialise_for_reconfiguration(rank: int, world_size: int) -> str:
+    try:
+        ranks.init(enable_reconfigure=rank == 1)
+    except isthmus.OptionError as error:
+        return str(error)
+    return "a group"
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(
+    "enable_reconfigure" not in inspect.signature(dist.init_process_group).parameters, reason="torch before 2.15"
+)
+def test_a_world_that_would_be_reconfigured_is_refused_on_every_rank() -> None:
+    texts = ranks.run(initialise_for_reconfiguration, 2)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("isthmus: rank 1: enable_reconfigure=True: expected False")
 
 
 placed = Table()
