@@ -36,11 +36,15 @@ Signature = tuple[str, int, int, int]
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step of an arm, summed over all ranks: its collectives, bytes between nodes, and those that Isthmus counts."""
+    """A step of an arm, summed over all ranks: its collectives, bytes between nodes, and those that Isthmus counts.
+
+    deferred_bytes: gradients that a rank keeps until the last micro-batch.
+    """
 
     collectives: Counter[Signature]
     bytes_by_phase: dict[str, int]
     counted_by_phase: dict[str, int]
+    deferred_bytes: int
 
     @property
     def num_bytes(self) -> int:
@@ -58,6 +62,7 @@ def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None)
         cluster=cluster,
         world=world_formula(plain_backend(config.device), config.ranks_per_node),
         element_bytes=ElementBytes.of(config.dtype, config.dtype),
+        micro_batches=config.micro_batches,
     )
     wire = WireOptions() if options is None else replace(WireOptions.of(options), weight_bits=0)
     (strategy,) = strategies_named([arm], wire)
@@ -71,7 +76,7 @@ def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None)
             by_phase[phase] += sent.num_bytes
             counted[phase] += sent.counted_bytes
     signatures = Counter(_signature(operation, cluster) for operation in plan.operations)
-    return Predicted(signatures, by_phase, counted)
+    return Predicted(signatures, by_phase, counted, plan.memory.deferred)
 
 
 def _signature(operation: Operation, cluster: Cluster) -> Signature:
@@ -127,6 +132,7 @@ class ArmCheck:
             "num_collectives": self.predicted.collectives.total(),
             "bytes_by_phase": self.predicted.bytes_by_phase,
             "counted_by_phase": self.predicted.counted_by_phase,
+            "deferred_bytes": self.predicted.deferred_bytes,
         }
         derived = {"link_over_expected": self.link_over_expected, "holds": self.holds}
         return asdict(replace(self, predicted=None)) | {"predicted": predicted} | derived  # type: ignore[arg-type]

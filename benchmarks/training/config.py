@@ -8,7 +8,7 @@ from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.plan.ranges import check_choice, check_names
-from isthmus.plan.strategies import ARMS
+from isthmus.plan.strategies import ACCUMULATING, ARMS, check_deferred
 
 #: What is compared unless something else is asked for.
 DEFAULT_ARMS = (
@@ -23,6 +23,7 @@ _RANGES = {
     "timed_steps": (1, 100_000),
     "audited_steps": (1, 100),
     "sequences": (1, 4096),
+    "micro_batches": (1, 4096),
     "validation_sequences": (1, 65_536),
 }
 
@@ -39,7 +40,11 @@ class TrainingConfig(HereConfig):
         show_default="2; on GPUs as many as make one rank a GPU, at least 1",
     )
     quick: bool = option(False, "Few steps: a check, not a measurement.")
-    arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.", on_gpu=GPU_ARMS)
+    arms: tuple[str, ...] = option(
+        DEFAULT_ARMS,
+        "Which arms, in this order. With micro-batches by default others, both ways.",
+        on_gpu=GPU_ARMS,
+    )
     links: tuple[str, ...] = option(
         ("200mbit", "50mbit"),
         "Rate of every node's link; repeatable.",
@@ -51,6 +56,9 @@ class TrainingConfig(HereConfig):
     steps: int = option(30, "Steps of each arm without a limit on the link, for the loss; with --here they are timed.")
     timed_steps: int = option(6, "Timed steps of each arm at each link rate.", only="simulated")
     audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
+    micro_batches: int = option(
+        1, "Parts of each rank's sequences. With several, arms reduce gradients in each, or (-last) in the last alone."
+    )
     dtype: str = option("bf16", "Parameters and reduction: bf16 or fp32.")
     width: int = option(ModelShape.width, "Width of the model, a multiple of 64.", on_gpu=1024)
     num_layers: int = option(ModelShape.num_layers, "Transformer blocks.", name="layers", on_gpu=12)
@@ -74,6 +82,11 @@ class TrainingConfig(HereConfig):
         super().__post_init__()
         check_names("arm", self.arms, ARMS)
         check_ranges(self, _RANGES)
+        if self.sequences % self.micro_batches:
+            raise ValueError(
+                f"micro_batches {self.micro_batches}: expected what divides the {self.sequences} sequences of a rank"
+            )
+        check_deferred("arm", self.arms, self.micro_batches)
         _ = self.shape
         check_choice("dtype", self.dtype, DTYPES)
         if not 0 < self.lr < 1:
@@ -83,7 +96,10 @@ class TrainingConfig(HereConfig):
 
     def on_device(self) -> "TrainingConfig":
         """The same with defaults for the device, and few steps if it shall be quick."""
-        config = self.with_gpu_defaults() if self.device == "cuda" else self
+        config = self
+        if self.micro_batches > 1 and self.is_default("arms"):
+            config = replace(config, arms=ACCUMULATING)
+        config = config.with_gpu_defaults() if self.device == "cuda" else config
         if not self.quick:
             return config
         slowest = min(config.links, key=parse_link_rate, default="")

@@ -143,6 +143,12 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         notes.append(
             "In brackets beside a link's rate: what it carried while the plain backend's reductions alone used it."
         )
+    if config.micro_batches > 1:
+        notes.append(
+            f"Arms *-last reduce between nodes in the last of {config.micro_batches} micro-batches, others in each. "
+            "Until then a rank keeps whole gradients, or with hsdp* a shard that is reduced within its node: the "
+            "column of what is deferred has its size, as planned."
+        )
     notes += [
         f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {config.nodes} times the "
         "memory of the other arms, whose all-gathers cross between nodes instead.",
@@ -197,9 +203,11 @@ def _settings(arm: str) -> str:
 
 def _layout(arm: str, ranks_per_node: int) -> str:
     if ARMS[arm].hybrid_sharded:
-        return "sharded in the node and replicated across nodes"
+        deferred = ", model.set_requires_all_reduce(is_last)" if ARMS[arm].defers else ""
+        return f"sharded in the node and replicated across nodes{deferred}"
     kept = f" with reshard_after_forward={ranks_per_node}" if ARMS[arm].keeps_on_node else ""
-    return f"sharded over all ranks{kept}"
+    deferred = ", model.set_requires_gradient_sync(is_last)" if ARMS[arm].defers else ""
+    return f"sharded over all ranks{kept}{deferred}"
 
 
 def _fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool]) -> str | None:
@@ -245,17 +253,20 @@ def _link_text(report: dict[str, Any], link: str) -> str:
 
 
 def _byte_table(report: dict[str, Any]) -> Table:
+    accumulates = report["arguments"]["micro_batches"] > 1
     columns = [
         "link",
         "gather\n(of it)",
         "reduce\n(of it)",
         *(["GiB of a\nrank's GPU"] if _on_gpu(report) else []),
+        *(["deferred\nMB a rank"] if accumulates else []),
         "val\nloss",
     ]
     table = figures_table("arm", "MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
         memory = [f"{arm['gpu_bytes'] / 2**30:.2f}"] if _on_gpu(report) else []
+        memory += [f"{arm['check']['predicted']['deferred_bytes'] / 1e6:.2f}"] if accumulates else []
         table.add_row(name, *(f"{arm[part] / 1e6:.2f}" for part in parts), *memory, f"{arm['val_loss']:.3f}")
     return table
 

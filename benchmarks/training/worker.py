@@ -53,10 +53,11 @@ class Trainer:
         config: TrainingConfig,
         text: Text,
         num_steps: int,
-        kept_on_node: bool = False,
+        arm: Strategy,
         is_prepared: bool = False,
     ) -> None:
         self._config = config
+        self._arm = arm
         self._text = text
         self._device = mesh.device_type
         self._num_steps = num_steps
@@ -65,7 +66,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         with torch.device(self._device):
             self._model = ByteGpt(config.shape)
-        shard(self._model, mesh, config.dtype, config.ranks_per_node if kept_on_node else 0)
+        shard(self._model, mesh, config.dtype, config.ranks_per_node if arm.keeps_on_node else 0)
         if is_prepared:
             isthmus.prepare(self._model)
         self._optimizer = make_adamw(self._model.parameters(), config.lr)
@@ -76,15 +77,28 @@ class Trainer:
         return sum(parameter.numel() for parameter in self._model.parameters())
 
     def step(self) -> float:
-        """Train on the next batch; returns this rank's loss."""
+        """Train on the next batch, in micro-batches; returns this rank's loss."""
         set_lr_share(self._optimizer, lr_share(self._step, self._num_steps))
         batch = self._text.batch(self._step, self._rank, self._config.sequences).to(self._device)
-        loss = loss_of(self._model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = batch.chunk(self._config.micro_batches)
+        whole = torch.zeros((), device=self._device)
+        for part in parts:
+            self._reduce_now(part is parts[-1])
+            loss = loss_of(self._model, part) / len(parts)
+            loss.backward()  # type: ignore[no-untyped-call]
+            whole += loss.detach()
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._step += 1
-        return float(loss.detach())
+        return float(whole)
+
+    def _reduce_now(self, is_last: bool) -> None:
+        """Say whether the next backward pass reduces between nodes, in an arm that defers this."""
+        assert isinstance(self._model, FSDPModule)
+        if self._arm.defers and self._arm.hybrid_sharded:
+            self._model.set_requires_all_reduce(is_last)
+        elif self._arm.defers:
+            self._model.set_requires_gradient_sync(is_last)
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -124,9 +138,7 @@ class Worker:
             mesh, self._groups[name] = _make_groups(ARMS[name], config, self._place)
             # Without it units do not overlap on GPUs.
             is_prepared = self._place.device == "cuda" and bool(self._groups[name])
-            self._trainers[name] = Trainer(
-                mesh, config, text, command["num_steps"], ARMS[name].keeps_on_node, is_prepared
-            )
+            self._trainers[name] = Trainer(mesh, config, text, command["num_steps"], ARMS[name], is_prepared)
             self._held_bytes[name] = self._place.held_bytes() - held_before
         train_bytes, held_out_bytes = text.num_bytes
         return {

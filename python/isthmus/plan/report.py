@@ -169,7 +169,7 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
             names = ", ".join(plan.strategy.name for plan in of_kind)
             found.append(
                 f"{names}: reduced between nodes in the last of {setting.micro_batches} micro-batches, by "
-                f"model.{call}(is_last); until then a rank keeps {kept}: {of_kind[0].memory.deferred / _GIGA:.2f} GB. "
+                f"model.{call}(is_last); until then a rank keeps {kept}: {of_kind[0].memory.deferred / _GIGA:.3g} GB. "
                 "The others are reduced in every micro-batch."
             )
     found += [_of_pipeline(plan) for plan in comparison.plans if isinstance(plan, PipelinePlan)]

@@ -45,6 +45,13 @@ def has_links():
         ("arms", ("fsdp", "ddp"), "arm 'ddp': expected some of fsdp, .* tagc-node, quant, quant2, .*hsdp-quant2"),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
         ("arms", (), "no arm"),
+        (
+            "arms",
+            ("hsdp", "hsdp-last"),
+            "arm 'hsdp-last' reduces in the last micro-batch: micro_batches 1: expected at l",
+        ),
+        ("micro_batches", 0, "micro_batches 0: expected 1 to 4096"),
+        ("micro_batches", 3, "micro_batches 3: expected what divides the 4 sequences of a rank"),
     ],
 )
 def test_a_bad_argument_names_field_value_and_range(field, value, message):
@@ -55,6 +62,13 @@ def test_a_bad_argument_names_field_value_and_range(field, value, message):
 def test_config_survives_json():
     config = TrainingConfig(arms=("tagc",), links=("1gbit",), text=("a", "b"))
     assert TrainingConfig.from_json(json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_with_micro_batches_arms_come_both_ways_unless_others_are_named():
+    arms = TrainingConfig(micro_batches=2).on_device().arms
+    assert {"fsdp", "fsdp-last", "hsdp-quant", "hsdp-quant-last", "full-last"} <= set(arms)
+    assert TrainingConfig(micro_batches=2, arms=("hsdp",)).on_device().arms == ("hsdp",)
+    assert not any(arm.endswith("-last") for arm in TrainingConfig().on_device().arms)
 
 
 def test_schedule_gives_every_arm_the_same_steps_and_alternates():
@@ -199,8 +213,9 @@ def assert_predicted(report):
 @pytest.mark.processes
 def test_tiny_run_reports_every_arm(tmp_path):
     links = has_links()
-    arms = ("fsdp", "quant", "hsdp-none", "hsdp-tagc")
+    arms = ("fsdp", "quant", "hsdp-none", "hsdp-tagc", "fsdp-last", "full-last", "hsdp-none-last")
     steps = ["--steps", 3, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit", "--arms", ",".join(arms)]
+    steps += ["--micro-batches", 2]
     code, out, err = run(*TINY, "--ranks-per-node", 2, *steps, "--output", tmp_path)
     assert code == 0, err
     report = json.loads((tmp_path / "report.json").read_text())
@@ -229,6 +244,12 @@ def test_tiny_run_reports_every_arm(tmp_path):
     exact, tagc = (report["arms"][name]["check"] for name in ("hsdp-none", "hsdp-tagc"))
     assert exact["predicted"]["bytes_by_phase"]["all_gather"] == 0  # weights stay in the node
     assert tagc["payload_bytes"] < 0.6 * exact["payload_bytes"]
+    # Reductions of two micro-batches, or of the last. What is deferred is the model, or a node's half of it.
+    each, last = (report["arms"][name]["check"] for name in ("hsdp-none", "hsdp-none-last"))
+    assert each["payload_bytes"] == 2 * last["payload_bytes"]
+    assert each["predicted"]["deferred_bytes"] == 0
+    assert last["predicted"]["deferred_bytes"] == report["model"]["num_parameters"] * 2 // 2
+    assert "Arms *-last reduce between nodes in the last of 2 micro-batches" in out
 
 
 @pytest.mark.processes

@@ -155,6 +155,7 @@ def test_micro_batches_multiply_what_each_of_them_sends(name):
 def test_hsdp_reduces_within_the_node_in_every_micro_batch():
     kinds = [op.kind for op in plan("hsdp-last", units_of_sizes([100]), micro_batches=3).operations]
     assert [kinds.count(kind) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)] == [6, 3, 1]
+    assert kinds[-1] is Kind.ALL_REDUCE
 
 
 @pytest.mark.parametrize("name", ["full", "full-last"])
