@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 from isthmus.plan.strategies import ARMS
 
-# A colour for each way to communicate; the layout is told by the line.
+# A colour for each way to communicate; the layout is told by the line, deferred reductions by its width.
 COLOURS = {
     "fsdp": "#7f7f7f",
     "fsdp-node": "#a8a8a8",
@@ -70,9 +70,9 @@ def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -
         axes.plot(
             xs,
             smoothed,
-            color=COLOURS[name],
+            color=COLOURS[name.removesuffix("-last")],
             label=f"{name} (val {arm['val_loss']:.3f})",
-            linewidth=1.6,
+            linewidth=2.4 if ARMS[name].defers else 1.6,
             linestyle=line_style(name),
         )
     axes.set_ylabel(f"nats a byte, mean of {_SMOOTHED_STEPS} steps")

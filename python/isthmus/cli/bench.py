@@ -49,7 +49,7 @@ def training(
     (output / "report.md").write_text(markdown(report))
     print_report(report, console)
     console.print(f"\n{output / 'report.json'}, report.md  ({report['seconds']:.0f} s)")
-    console.print(f"\n{report['advice']}", highlight=False, markup=False)
+    console.print(f"\n{report['advice']}", highlight=False, markup=False, soft_wrap=True)
 
 
 @bench.command()
