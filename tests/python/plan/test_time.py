@@ -147,6 +147,20 @@ def test_overlap_is_no_slower_than_none_and_no_faster_than_the_link(setting, int
     assert time.serial_s == pytest.approx(compute_s + sum(time.phases.values()))
 
 
+def test_micro_batches_share_the_compute_and_follow_one_another():
+    (one,) = plans(["hsdp"], [10**8], 2, 1)
+    each, last = (
+        StepPlan(dataclasses.replace(one.setting, micro_batches=4), strategies_named([name], WireOptions())[0])
+        for name in ("hsdp", "hsdp-last")
+    )
+    links, compute = Links(8, 1e5, 0, 0), Compute(12.0, "")
+    reduced_s = 2 * 10**8 * 8 / 8e9  # bfloat16, behind the backward pass of the only unit
+    for plan, reductions in ((one, 1), (each, 4), (last, 1)):
+        time = plan.time(links, CODECS, compute)
+        assert (time.compute_s, time.phases["reduction"]) == (12, pytest.approx(reductions * reduced_s))
+        assert time.step_s == pytest.approx(12 + reductions * reduced_s, rel=1e-3)
+
+
 def comparison(names=("fsdp", "hsdp", "none", "tagc", "hsdp-tagc"), inter=25, memory_bytes=None, codecs=None):
     chosen = plans(list(names), [5 * 10**7] + [10**8] * 4, 2, 4)
     links = Links(inter, 2000)
