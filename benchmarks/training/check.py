@@ -26,7 +26,7 @@ from isthmus.plan.volumes import sent_bytes, world_formula
 
 _WEIGHTS = "all_gather"
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a
-#: step so many bytes of messages that are hardly longer than their headers, as gathers of unchanged weights send.
+#: micro-batch so many bytes of messages hardly longer than their headers, as gathers of unchanged weights send.
 _MOST_SHARE = 0.05
 _SMALL_MESSAGES_BYTES = 8192
 
@@ -100,6 +100,7 @@ class ArmCheck:
     payload_equal: bool | None
     link_bytes: float | None
     weight_packet_bytes: float
+    micro_batches: int
 
     @property
     def expected_link_bytes(self) -> float:
@@ -119,7 +120,7 @@ class ArmCheck:
         if self.link_bytes is None:
             return True
         above = abs(self.link_bytes - self.expected_link_bytes)
-        return above <= _MOST_SHARE * self.expected_link_bytes + _SMALL_MESSAGES_BYTES
+        return above <= _MOST_SHARE * self.expected_link_bytes + _SMALL_MESSAGES_BYTES * self.micro_batches
 
     @property
     def holds(self) -> bool:
@@ -166,6 +167,7 @@ def check_arm(
         payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
         link_bytes=fmean(links) if links else None,
         weight_packet_bytes=fmean(weight_packets),
+        micro_batches=config.micro_batches,
     )
 
 
