@@ -75,7 +75,7 @@ struct DecodeWeights {
 
   template <typename Group>
   ISTHMUS_DEVICE void copy_own(const Group& group) const {
-    if (header_of(job, job.node)[kWeightPacketBytes] == 0) {
+    if (job.node == job.num_nodes || header_of(job, job.node)[kWeightPacketBytes] == 0) {
       return;
     }
     const auto* from = static_cast<const uint8_t*>(job.shard.data);

@@ -72,7 +72,7 @@ struct WeightDecodeJob {
   const uint8_t* packets;            // each node's in its row, at multiples of 16
   int64_t row_bytes;                 // a multiple of 16
   int64_t num_nodes;                 // of the rail
-  int64_t node;                      // this rank's, whose row is not read
+  int64_t node;                      // this rank's, whose row is not read; num_nodes: none of them
   ConstBuffer shard;                 // this node's
   Buffer replica;                    // the shards of all nodes
   DeviceFault* mapped_fault;         // in memory that the host sees

@@ -26,6 +26,7 @@ def _torch_will_autoload() -> bool:
 
 
 if TYPE_CHECKING:
+    from isthmus import weights
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
     from isthmus.attached.attach import attach, detach
     from isthmus.report.explain import explain
@@ -67,6 +68,7 @@ __all__ = [
     "stats",
     "summary",
     "unit",
+    "weights",
 ]
 
 # Which module has each name; the native module has the rest.
@@ -97,6 +99,8 @@ def __getattr__(name: str) -> Any:
         return version("isthmus")
     if name not in __all__:
         raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+    if name == "weights":
+        return import_module("isthmus.weights")
     if name in _MODULES:
         return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
     from isthmus import native

@@ -1,8 +1,8 @@
 """Makes the seeds of all fuzzers and runs these, one for each processor at a time; shares the seconds over them.
 
-Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. The reader of checkpoints is Python, and needs atheris.
-Seeds are made anew beside the executables; what was found new is kept there, as is an input that fails. Exit code 1 if
-one failed, or in the gate was left out.
+Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. What reads checkpoints and updates of weights is Python,
+and needs atheris. Seeds are made anew beside the executables; what was found new is kept there, as is an input that
+fails. Exit code 1 if one failed, or in the gate was left out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pathlib import Path
 import checkpoint_seeds
 import machine_seeds
 import packet_seeds
+import update_seeds
 
 HERE = Path(__file__).parent
 # The limit of a run; the slowest input takes hundredths of that.
 INPUT_TIMEOUT_S = 10
 MOST_PACKET_BYTES = 256
 MOST_TEXT_BYTES = 4096
-CHECKPOINT = "checkpoint"
+PYTHON = {"checkpoint": checkpoint_seeds, "updates": update_seeds}
 
 
 @dataclass
@@ -59,9 +60,8 @@ def seeds_of(target: str, directory: Path) -> Path:
     folder = directory / "seeds" / target
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    own = machine_seeds if target in machine_seeds.SEEDS else packet_seeds
-    seeds = checkpoint_seeds if target == CHECKPOINT else own
-    seeds.write(folder, target)
+    of_core = machine_seeds if target in machine_seeds.SEEDS else packet_seeds
+    PYTHON.get(target, of_core).write(folder, target)
     return folder
 
 
@@ -78,8 +78,8 @@ def run(target: str, directory: Path, seconds: int) -> Run:
         f"-artifact_prefix={directory}/failed-{target}-",
     ]
     program = [str(directory / f"fuzz_{target}")]
-    if target == CHECKPOINT:
-        program = [sys.executable, str(HERE / "fuzz_checkpoint.py")]
+    if target in PYTHON:
+        program = [sys.executable, str(HERE / f"fuzz_{target}.py")]
         flags += [f"-max_len={MOST_TEXT_BYTES}"]
     elif target in machine_seeds.SEEDS:
         # hwloc leaks where a file is damaged.
@@ -94,11 +94,11 @@ def run(target: str, directory: Path, seconds: int) -> Run:
 
 def main() -> int:
     directory, seconds = Path(sys.argv[1]), int(sys.argv[2])
-    targets = sys.argv[3:] or sorted([CHECKPOINT, *packet_seeds.SEEDS, *machine_seeds.SEEDS])
-    left_out = CHECKPOINT in targets and find_spec("atheris") is None
+    targets = sys.argv[3:] or sorted([*PYTHON, *packet_seeds.SEEDS, *machine_seeds.SEEDS])
+    left_out = [target for target in targets if target in PYTHON and find_spec("atheris") is None]
     if left_out:
-        print(f"skipped, as atheris is not installed: {CHECKPOINT}")
-        targets.remove(CHECKPOINT)
+        print(f"skipped, as atheris is not installed: {', '.join(left_out)}")
+        targets = [target for target in targets if target not in left_out]
     at_a_time = min(len(targets), os.cpu_count() or 1)
     each = max(1, seconds * at_a_time // len(targets))
     with ThreadPoolExecutor(at_a_time) as pool:

@@ -13,6 +13,7 @@ from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.run import SoakConfig, print_soak, run_soak
 from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.cli.options import filled
 from isthmus.cli.terminal import FAILED, fail
 
@@ -135,3 +136,17 @@ def survival(config: SurvivalConfig, logs: _Logs = Path("bench-out/survival")) -
         fail(str(error), error)
     console = Console()
     print_survival(config, run_survival(config, logs, console), console)
+
+
+@bench.command()
+@filled(WeightsConfig)
+def weights(config: WeightsConfig, json: _Json = None) -> None:
+    """Compare what a step of training costs to send by isthmus.weights, by zstd and as changed elements."""
+    from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.weights.run import print_weights, run_weights
+
+    console = Console()
+    report = run_weights(config, console)
+    print_weights(report, console)
+    if json is not None:
+        write_json(report, json)

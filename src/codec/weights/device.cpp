@@ -64,21 +64,21 @@ int64_t carve(kernels::WeightDecodeJob& job, ConstBuffer shard, int64_t num_node
 
 class GpuWeightCoder final : public WeightCoder {
  public:
-  explicit GpuWeightCoder(GpuDevice& device) : device_(device) {}
+  explicit GpuWeightCoder(DeviceLauncher& launcher) : launcher_(launcher) {}
 
   int64_t encode_scratch_bytes(ConstBuffer shard) const override { return weight_encode_scratch_bytes(shard); }
   void encode(const WeightEncode& encode, Workspace workspace) override {
-    device_.passes().launcher.run(make_weight_encode_job(encode, workspace.scratch), workspace.stream);
+    launcher_.run(make_weight_encode_job(encode, workspace.scratch), workspace.stream);
   }
   int64_t decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes) const override {
     return weight_decode_scratch_bytes(shard, num_nodes);
   }
   void decode(const WeightDecode& decode, Workspace workspace) override {
-    device_.passes().launcher.run(make_weight_decode_job(decode, workspace.scratch), workspace.stream);
+    launcher_.run(make_weight_decode_job(decode, workspace.scratch), workspace.stream);
   }
 
  private:
-  GpuDevice& device_;
+  DeviceLauncher& launcher_;
 };
 
 std::string text_of_fault(const kernels::DeviceFault& fault) {
@@ -128,7 +128,7 @@ kernels::WeightEncodeJob make_weight_encode_job(const WeightEncode& encode, Buff
 }
 
 kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode, Buffer scratch) {
-  ISTHMUS_CHECK(Error, decode.node >= 0 && decode.node < decode.num_nodes, kName, ": node ", decode.node, " of ",
+  ISTHMUS_CHECK(Error, decode.node >= 0 && decode.node <= decode.num_nodes, kName, ": node ", decode.node, " of ",
                 decode.num_nodes);
   kernels::WeightDecodeJob job = {};
   job.headers = decode.headers.as<kernels::WeightHeaderWords>();
@@ -149,8 +149,8 @@ kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode, Buff
   return job;
 }
 
-std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(GpuDevice& device) {
-  return std::make_unique<GpuWeightCoder>(device);
+std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(DeviceLauncher& launcher) {
+  return std::make_unique<GpuWeightCoder>(launcher);
 }
 
 void throw_if_any_reported(const kernels::DeviceFault& fault) {

@@ -16,7 +16,8 @@ int64_t weight_decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes);
 kernels::WeightEncodeJob make_weight_encode_job(const WeightEncode& encode, Buffer scratch);
 kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode, Buffer scratch);
 
-std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(GpuDevice& device);
+// The launcher outlives it.
+std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(DeviceLauncher& launcher);
 
 // As throw_if_reported(), also for packets of weights.
 void throw_if_any_reported(const kernels::DeviceFault& fault);

@@ -60,7 +60,7 @@ std::unique_ptr<WeightCoder> make_weight_coder(Device& device) {
   if (device.is_host()) {
     return std::make_unique<HostWeightCoder>();
   }
-  return make_weight_coder_of_gpu(dynamic_cast<GpuDevice&>(device));
+  return make_weight_coder_of_gpu(dynamic_cast<GpuDevice&>(device).passes().launcher);
 }
 
 }  // namespace isthmus

@@ -25,7 +25,7 @@ struct WeightEncode {
 struct WeightDecode {
   ConstBuffer headers;  // of all nodes of the rail, by node; the host has checked them
   int64_t num_nodes = 0;
-  int64_t node = 0;     // this rank's, whose row is not read
+  int64_t node = 0;     // this rank's, whose row is not read; num_nodes: none of them
   ConstBuffer packets;  // num_nodes rows of weight_row_bytes()
   ConstBuffer shard;    // this node's
   Buffer replica;       // the shards of all nodes, by node

@@ -17,6 +17,7 @@
 #include "torch/base/tensors.h"
 #include "torch/base/without_gil.h"
 #include "torch/module/module_units.h"
+#include "torch/module/module_weights.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -407,6 +408,7 @@ PYBIND11_MODULE(_C, module) {
   bind_options(module);
   bind_backend(module);
   bind_functions(module);
+  bind_weights(module);
 }
 
 }  // namespace isthmus::torch_backend

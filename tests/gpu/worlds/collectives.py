@@ -16,7 +16,9 @@ from gpu.worlds.reductions import (
     whole_numbers,
 )
 from gpu.worlds.world import World, require
+from isthmus.weights import apply, encode
 from support.tested_codecs import carried
+from support.updates import RECORD_HEAD, parts_of, sealed, update_of
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SIZES = (4, 4 * 1023, 4 * 100_003)
@@ -47,6 +49,7 @@ def run(world: World) -> None:
         for codec in UNDER_WAY:
             world.check(f"codec {codec}: several units under way", lambda: several_under_way(world, codec))  # noqa: B023
         world.check("CPU and device tensors by turns in one group", lambda: by_turns(world))
+        world.check("updates of weights as on the CPU, bit for bit; others are refused", lambda: updates(world))
 
 
 def world_backend(world: World) -> None:
@@ -185,3 +188,43 @@ def by_turns(world: World) -> None:
             sources = [whole_numbers(4 * 5000, torch.float32, rank, step) for rank in range(world.size)]
             result = reduce_scatter(sources[world.rank].to(device), group)
             require(torch.equal(result.cpu(), own_chunk(sum(sources))), step, device)
+
+
+def updates(world: World) -> None:
+    """Without any group."""
+    for dtype in (*FLOATS, torch.uint8):
+        for size in (0, 1, 17, 16_385, 200_003):
+            old = heavy_tail(size, world.rank).to(dtype)
+            new = heavy_tail(size, world.rank + 1).to(dtype)
+            new = torch.where(torch.arange(size) % 3 == 0, old, new)
+            on_device = {"x": old.to(world.device), "same": old.to(world.device), "odd": old.to(world.device)[1:]}
+            changed = on_device | {"x": new.to(world.device), "odd": new.to(world.device)[1:]}
+            update = encode(on_device, changed)
+            require(
+                update == encode({"x": old, "same": old, "odd": old[1:]}, {"x": new, "same": old, "odd": new[1:]}),
+                dtype,
+            )
+            result = apply(on_device, update)
+            require(result["same"] is on_device["same"], dtype, size)
+            for name, tensor in changed.items():
+                require(result[name].device == world.device, dtype, size)
+                require(torch.equal(result[name].view(torch.uint8), tensor.view(torch.uint8)), dtype, size, name)
+    old = heavy_tail(40_000, world.rank).bfloat16().to(world.device)
+    new = old * 1.01
+    update = encode(old, new)
+    table, record = parts_of(update)
+    forged = bytearray(record)
+    forged[RECORD_HEAD + 4 * 3 + 48] ^= 1  # of the first block's escapes
+    for bytes_, weights, words in (
+        (update, new, "the old bits have the checksum"),
+        (update_of(table, record[:-8] + bytes(8)), old, "corrupt packet"),
+        (update_of(table, sealed(forged)), old, "block 0 does not decode"),
+    ):
+        before = weights.clone()
+        try:
+            apply(weights, bytes_)
+            raise AssertionError(f"accepted, where '{words}' is expected")
+        except isthmus.Error as error:
+            require(words in str(error), error)
+        require(torch.equal(weights, before), words)
+    require(torch.equal(apply(old, update), new), "after what was refused")

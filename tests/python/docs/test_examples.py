@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from isthmus.benchmarks.simulate.network import open_network
 from support import ranks, slurm
@@ -181,3 +182,24 @@ def test_the_train_job_has_only_fields_of_kubeflow() -> None:
     job = pytest.importorskip("yaml").safe_load((ROOT / "examples/kubernetes/trainjob.yaml").read_text())
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # a field that it does not know is dropped
     assert (ROOT / job["spec"]["trainer"]["command"][-1]).exists()
+
+
+def test_weight_updates(tmp_path: Path) -> None:
+    if find_spec("safetensors") is None:
+        pytest.skip("safetensors is not installed")
+    from safetensors.torch import save_file
+
+    old = {"a.weight": torch.randn(300, 40).bfloat16(), "a.bias": torch.zeros(7), "step": torch.tensor(3)}
+    new = {"a.weight": old["a.weight"] * 1.01, "a.bias": torch.zeros(7), "step": torch.tensor(4)}
+    sides = tmp_path / "trainer", tmp_path / "engine"
+    for side in sides:
+        side.mkdir()
+        save_file(old, side / "old.safetensors")
+    save_file(new, sides[0] / "new.safetensors")
+    update = tmp_path / "update"
+    example = ("examples/weight_updates/send.py", "examples/weight_updates/receive.py")
+    said = output_of((sys.executable, example[0], sides[0] / "old.safetensors", sides[0] / "new.safetensors", update))
+    assert update.stat().st_size < 12_000 < (sides[0] / "new.safetensors").stat().st_size
+    assert said.startswith(f"{update.stat().st_size} bytes, where ")
+    output_of((sys.executable, example[1], sides[1] / "old.safetensors", update, sides[1] / "new.safetensors"))
+    assert (sides[0] / "new.safetensors").read_bytes() == (sides[1] / "new.safetensors").read_bytes()

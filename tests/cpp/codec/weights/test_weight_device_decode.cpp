@@ -26,10 +26,11 @@ struct Decoded {
 
 Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut, kernels::DeviceFault fault = {}) {
   const auto num_nodes = static_cast<int64_t>(rail.now.size());
-  const ConstBuffer shard = rail.now[node].view();
+  const Array& own_shard = rail.now[node % num_nodes];
+  const ConstBuffer shard = own_shard.view();
   Memory headers(rail.received_headers());
   Memory packets(rail.received_packets());
-  Memory own(bytes_of({rail.now[node]}));
+  Memory own(bytes_of({own_shard}));
   Memory replica(bytes_of(rail.before));
   Memory scratch(weight_decode_scratch_bytes(shard, num_nodes));
   kernels::WeightDecodeJob job =
@@ -86,6 +87,20 @@ TEST(WeightDecodeOnDevice, TheOwnRowIsNotRead) {
   const Decoded decoded = decode_on_device(rail, 1);
   EXPECT_EQ(decoded.fault, "");
   EXPECT_TRUE(decoded.replica == bytes_of(rail.now));
+}
+
+// As isthmus.weights decodes one tensor.
+TEST(WeightDecodeOnDevice, AllRowsAreOthers) {
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kByte}) {
+    const Array before = random_bits(kWeightBlockElements + 77, dtype, 1);
+    const Array now = random_bits(kWeightBlockElements + 77, dtype, 2);
+    const Rail rail({before, before}, {now, before});
+    for (const Rail& each : {rail, Rail({before}, {now})}) {
+      const Decoded decoded = decode_on_device(each, static_cast<int64_t>(each.now.size()));
+      EXPECT_EQ(decoded.fault, "");
+      EXPECT_TRUE(decoded.replica == bytes_of(each.now)) << to_string(dtype) << ", " << each.now.size();
+    }
+  }
 }
 
 TEST(WeightDecodeOnDevice, DamagedPackets) {

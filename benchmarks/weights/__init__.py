@@ -1,0 +1,1 @@
+"""`isthmus bench weights`: what a step of training costs to send outside of any group."""
