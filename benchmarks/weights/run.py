@@ -1,13 +1,11 @@
 """What a step of training costs to send: by isthmus.weights, by zstd, as changed elements; bits an element."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from isthmus import weights
@@ -19,9 +17,7 @@ from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.plan.figures import figures_table
 
 _LR_BEFORE = 1e-3
-FIELDS = {
-    "lr": "bits an element of bfloat16 that the last step takes at a learning rate; unchanged: a share of elements"
-}
+FIELDS = {"lr": "at each learning rate bits an element of bfloat16 that the last step takes"}
 Weights = dict[str, Tensor]
 
 
@@ -79,22 +75,28 @@ def _measured(old: Weights, new: Weights) -> dict[str, float]:
     if any(not torch.equal(result[name].view(torch.int16), new[name].view(torch.int16)) for name in new):
         raise RuntimeError("weights came out with other bits than those that were encoded")
     before, after = _patterns(old), _patterns(new)
-    changed = float((before != after).double().mean())
     xor = before ^ after
-    num_elements = after.numel()
-    return {
-        "unchanged": 1 - changed,
-        "isthmus.weights": 8 * len(update) / num_elements,
-        "zstd -3 of the XOR": 8 * _zstd_bytes(xor.view(torch.uint8)) / num_elements,
-        "the same, bytes apart": 8 * _zstd_bytes(xor.view(torch.uint8).view(-1, 2).t().contiguous()) / num_elements,
-        "index (32 bits) and value": 48 * changed,
-        "bitmap and values": 1 + 16 * changed,
-        "everything": 16,
+    (places,) = xor.nonzero(as_tuple=True)
+    gaps = places.diff(prepend=torch.tensor([-1])).int()
+    bytes_of = {
+        "isthmus.weights": len(update),
+        "XOR, zstd -3": _zstd_bytes(xor),
+        "XOR, bytes apart, zstd -3": _zstd_bytes(_bytes_apart(xor)),
+        "index and value": (4 + 2) * len(places),
+        "gap and value, bytes apart, zstd -3": _zstd_bytes(_bytes_apart(gaps))
+        + _zstd_bytes(_bytes_apart(after[places])),
+        "everything": 2 * after.numel(),
     }
+    bits = {name: 8 * num_bytes / after.numel() for name, num_bytes in bytes_of.items()}
+    return {"unchanged elements, a share": 1 - len(places) / after.numel(), **bits}
 
 
 def _patterns(tensors: Weights) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors.values()]).view(torch.int16)
+
+
+def _bytes_apart(words: Tensor) -> Tensor:
+    return words.view(torch.uint8).view(-1, words.element_size()).t().contiguous()
 
 
 def _zstd_bytes(data: Tensor) -> int:
@@ -106,10 +108,7 @@ def _zstd_bytes(data: Tensor) -> int:
 def print_weights(report: dict[str, Any], console: Console) -> None:
     """Print methods by learning rates."""
     by_lr = report["lr"]
-    table: Table = figures_table(
-        "bits an element, at a learning rate of", "A step of AdamW, sent in bfloat16", [*by_lr]
-    )
-    form: Callable[[float], str] = "{:.3f}".format
+    table = figures_table("", "Bits an element of a step of AdamW in bfloat16, by learning rate", [*by_lr])
     for name in next(iter(by_lr.values())):
-        table.add_row(name, *(form(row[name]) for row in by_lr.values()))
+        table.add_row(name, *(f"{row[name]:.3f}" for row in by_lr.values()))
     console.print(table)

@@ -7,6 +7,7 @@ Run by tests/fuzz/run.py with libFuzzer's flags. The first byte of an input says
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import atheris
@@ -21,6 +22,7 @@ import update_seeds  # noqa: E402
 
 import isthmus  # noqa: E402
 
+isthmus.__path__.append(f"{sysconfig.get_paths()['platlib']}/isthmus")  # where the native module is
 with atheris.instrument_imports(include=["isthmus.weights"]):
     from isthmus.weights import apply
 
