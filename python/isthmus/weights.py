@@ -143,7 +143,7 @@ def _split(rows: Any, records: memoryview) -> Iterator[_Part]:
     """Yield the tensors that the rows of a table name. Raises ValueError or TypeError if something does not fit."""
     end = 0
     for name, dtype, shape, size in rows:
-        if not (isinstance(name, str | None) and type(size) is int and size >= 0):
+        if not isinstance(name, str | None) or size < 0:
             raise ValueError(f"a row with name {name!r} and {size!r} bytes")
         begin, end = end, end + size
         yield _Part(name, dtype, shape, records[begin:end])
@@ -153,11 +153,10 @@ def _split(rows: Any, records: memoryview) -> Iterator[_Part]:
 
 def _words(tensor: Tensor) -> Tensor:
     """Return the bits of a tensor as bytes, in whole words of 8 at a multiple of 16."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    missing = -flat.numel() % 8 if flat.numel() else 8
-    if missing or flat.data_ptr() % 16:
-        flat = torch.nn.functional.pad(flat, (0, missing))
-    return flat
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # a view of one element may keep another stride
+    missing = -flat.numel() % 8
+    return torch.nn.functional.pad(flat, (0, missing)) if missing or flat.data_ptr() % 16 else flat
 
 
 def _by_name(weights: Tensor | Mapping[str, Tensor]) -> Mapping[Any, Tensor]:

@@ -194,37 +194,41 @@ def updates(world: World) -> None:
     """Without any group."""
     for dtype in (*FLOATS, torch.uint8):
         for size in (0, 1, 17, 16_385, 200_003):
-            old = heavy_tail(size, world.rank).to(dtype)
-            new = heavy_tail(size, world.rank + 1).to(dtype)
-            new = torch.where(torch.arange(size) % 3 == 0, old, new)
-            on_device = {"x": old.to(world.device), "same": old.to(world.device), "odd": old.to(world.device)[1:]}
-            changed = on_device | {"x": new.to(world.device), "odd": new.to(world.device)[1:]}
-            update = encode(on_device, changed)
-            require(
-                update == encode({"x": old, "same": old, "odd": old[1:]}, {"x": new, "same": old, "odd": new[1:]}),
-                dtype,
-            )
-            result = apply(on_device, update)
-            require(result["same"] is on_device["same"], dtype, size)
-            for name, tensor in changed.items():
-                require(result[name].device == world.device, dtype, size)
-                require(torch.equal(result[name].view(torch.uint8), tensor.view(torch.uint8)), dtype, size, name)
+            old, new = (heavy_tail(size, world.rank + index).to(dtype) for index in range(2))
+            sides = []
+            for device in (torch.device("cpu"), world.device):
+                was, now = (tensor.to(device) for tensor in (old, torch.where(torch.arange(size) % 3 == 0, old, new)))
+                before = {"whole": was, "same": was, "at no multiple of 16": was[1:]}
+                after = {"whole": now, "same": was, "at no multiple of 16": now[1:]}
+                sides.append((before, after, encode(before, after)))
+            (_, _, of_cpu), (before, after, update) = sides
+            require(update == of_cpu, dtype, size, "other bytes than the CPU's")
+            for name, result in apply(before, update).items():
+                bits = [tensor.reshape(-1).view(torch.uint8) for tensor in (result, after[name])]
+                require(result.device == world.device and torch.equal(*bits), dtype, size, name)
+    refused_updates(world)
+
+
+def refused_updates(world: World) -> None:
     old = heavy_tail(40_000, world.rank).bfloat16().to(world.device)
     new = old * 1.01
     update = encode(old, new)
     table, record = parts_of(update)
     forged = bytearray(record)
     forged[RECORD_HEAD + 4 * 3 + 48] ^= 1  # of the first block's escapes
-    for bytes_, weights, words in (
-        (update, new, "the old bits have the checksum"),
-        (update_of(table, record[:-8] + bytes(8)), old, "corrupt packet"),
-        (update_of(table, sealed(forged)), old, "block 0 does not decode"),
-    ):
-        before = weights.clone()
+    calls = {
+        "the old bits have the checksum": lambda: apply(new, update),
+        "corrupt packet": lambda: apply(old, update_of(table, record[:-8] + bytes(8))),
+        "block 0": lambda: apply(old, update_of(table, sealed(forged))),
+    }
+    if world.on_gpu:
+        calls["old weights of device cpu, new ones of cuda:0"] = lambda: encode(old.cpu(), new)
+    for words, call in calls.items():
+        before = old.clone()
         try:
-            apply(weights, bytes_)
+            call()
             raise AssertionError(f"accepted, where '{words}' is expected")
         except isthmus.Error as error:
             require(words in str(error), error)
-        require(torch.equal(weights, before), words)
+        require(torch.equal(old, before), words)
     require(torch.equal(apply(old, update), new), "after what was refused")
