@@ -205,7 +205,7 @@ def updates(world: World) -> None:
             require(update == of_cpu, dtype, size, "other bytes than the CPU's")
             for name, result in apply(before, update).items():
                 bits = [tensor.reshape(-1).view(torch.uint8) for tensor in (result, after[name])]
-                require(result.device == world.device and torch.equal(*bits), dtype, size, name)
+                require(result.device == after[name].device and torch.equal(*bits), dtype, size, name)
     refused_updates(world)
 
 
