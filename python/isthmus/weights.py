@@ -109,7 +109,8 @@ def _applied(given: Tensor, part: _Part) -> Tensor:
     try:
         words = native.decode_weights(_words(given), given.nbytes, given.dtype, part.record)
     except native.Error as error:
-        raise type(error)(f"{_label(part.name)}: {error}") from None
+        text = str(error).replace(" from node 0", "")  # there are no nodes
+        raise type(error)(f"{_label(part.name)}: {text}") from None
     return given if words is None else words[: given.nbytes].view(given.dtype).view(given.shape)
 
 
