@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -206,3 +207,16 @@ def test_the_bytes_of_this_version() -> None:
 
 def test_it_is_a_part_of_the_package() -> None:
     assert isthmus.weights.encode is encode
+
+
+def test_the_loop_that_the_page_shows() -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs/weight_updates.md").read_text(), re.DOTALL)
+    assert block
+    model = torch.nn.Linear(3, 3).bfloat16()
+    sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    names = {"torch": torch, "model": model, "sent": sent, "held": dict(sent)}
+    for _ in range(2):
+        with torch.no_grad():
+            model.weight += 1
+        exec(block[1], names)
+        assert all(bits(names["held"][name]) == bits(tensor) for name, tensor in model.state_dict().items())
