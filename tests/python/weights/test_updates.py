@@ -218,5 +218,6 @@ def test_the_loop_that_the_page_shows() -> None:
     for _ in range(2):
         with torch.no_grad():
             model.weight += 1
+        expected = {name: bits(tensor) for name, tensor in model.state_dict().items()}
         exec(block[1], names)
-        assert all(bits(names["held"][name]) == bits(tensor) for name, tensor in model.state_dict().items())
+        assert {name: bits(tensor) for name, tensor in names["held"].items()} == expected
