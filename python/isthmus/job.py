@@ -16,7 +16,7 @@ class Job:
     launcher_contradicts_itself: bool = False
     #: The subjects of which it was warned once.
     warned_of: set[str] = field(default_factory=set)
-    #: Of optimizers; and after which one the statistics are looked at again.
+    #: Optimizer steps, and after which one the statistics are looked at again.
     steps: int = 0
     next_look: int = 2
     #: As in `isthmus.stats`, when it was last looked at; and when that was, by time.monotonic().
