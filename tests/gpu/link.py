@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,34 +9,16 @@ from typing import Any
 
 from gpu.harness.records import FAILED, NOT_RUN, OK, Check
 
-#: For the fake GPU, on which a real model would take hours.
-TINY: dict[str, Any] = {"links": ("200mbit",), "width": 128, "num_layers": 1, "context": 32, "sequences": 2}
-
 
 def main() -> int:
     """Return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.link")
-    parser.add_argument("--device", choices=("cuda", "fake"), default="cuda", help="fake: see tests/fake_gpu")
-    parser.add_argument("--preloaded", action="store_true", help="the device is the fake one already")
-    options = parser.parse_args()
-    if options.device == "fake":
-        return with_fake_gpu()
-    checks = measure(is_fake=options.preloaded)
+    checks = measure()
     for check in checks:
         print(check.line(), flush=True)
     return int(any(check.result == FAILED for check in checks))
 
 
-def with_fake_gpu() -> int:
-    """Do the same where the fake GPU is preloaded."""
-    from support import fake_gpu
-
-    with fake_gpu.environment() as variables:
-        command = [sys.executable, "-m", "gpu.link", "--preloaded"]
-        return subprocess.run(command, env=os.environ | variables, check=False).returncode
-
-
-def measure(is_fake: bool) -> list[Check]:
+def measure() -> list[Check]:
     """Run the benchmark; return a check an arm."""
     try:
         from rich.console import Console
@@ -50,7 +29,7 @@ def measure(is_fake: bool) -> list[Check]:
         from isthmus.benchmarks.training.run import run_training
     except ModuleNotFoundError as error:
         return [Check("imports", NOT_RUN, detail=str(error))]
-    config = TrainingConfig(device="cuda", quick=True, **(TINY if is_fake else {}))
+    config = TrainingConfig(device="cuda", quick=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
             report = build_report(run_training(config, Path(folder), Console(width=200, no_color=True)))
@@ -60,18 +39,16 @@ def measure(is_fake: bool) -> list[Check]:
     rates = {link: round(rate / 1e9, 3) for link, rate in report["carried_bits_per_s"].items()}
     missing = "" if rates else f"no link was shaped: {report['network']}"
     about = Check("links carry, in Gbit/s", NOT_RUN if missing else OK, detail=missing, figures=rates)
-    return [about, *(check_arm(name, arm, missing, is_fake) for name, arm in report["arms"].items())]
+    return [about, *(check_arm(name, arm, missing) for name, arm in report["arms"].items())]
 
 
-def check_arm(name: str, arm: dict[str, Any], missing: str, is_fake: bool) -> Check:
+def check_arm(name: str, arm: dict[str, Any], missing: str) -> Check:
     """The figures of an arm, whose collectives and bytes must be as predicted. missing: why times say nothing."""
     figures = {f"{link}, ms": 1e3 * values["median_step_s"] for link, values in arm["by_link"].items()}
     figures |= {"MB": arm["link_bytes_per_step"] / 1e6, "GiB a rank": arm["gpu_bytes"] / 2**30}
     figures |= {"validation loss": arm["val_loss"]}
     check = arm["check"]
-    # The fake NCCL joins ranks past the links.
-    holds = check["collectives_equal"] and check["payload_equal"] is not False if is_fake else check["holds"]
-    if not holds:
+    if not check["holds"]:
         return Check(name, FAILED, detail=f"not as predicted: {check}", figures=figures)
     return Check(name, NOT_RUN if missing else OK, detail=missing, figures=figures)
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.benchmarks.training import report
-from isthmus.benchmarks.training.config import DEFAULT_ARMS
-from isthmus.plan.strategies import ARMS
 from support.places import ROOT
 
 SPECIFICATION = importlib.util.spec_from_file_location("figures", ROOT / "tools/figures.py")
@@ -29,11 +26,6 @@ def text_of(name: str) -> str:
     return str(figures.sections_of((ROOT / SECTIONS[name][0]).read_text())[name])
 
 
-def table_of(name: str) -> list[list[str]]:
-    lines = [line for line in text_of(name).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
-
-
 @pytest.mark.parametrize("name", SECTIONS)
 def test_each_figure_says_what_made_it_and_on_which_commit(name: str) -> None:
     document, command, _ = SECTIONS[name]
@@ -48,16 +40,3 @@ def test_documents_have_no_other_figures() -> None:
         marked = re.findall(r"<!-- figures (.+?): from here -->", document.read_text())
         assert marked == list(figures.sections_of(document.read_text()))
         assert all(SECTIONS[name][0] == str(document.relative_to(ROOT)) for name in marked)
-
-
-def test_tables_of_training_are_written_as_they_stand() -> None:
-    rows = table_of("training")[2:]
-    assert [row[0] for row in rows] == [f"`{name}`" for name in DEFAULT_ARMS]
-    used = ("median_step_s", "link_bytes_per_step", "reduce_scatter_link_bytes_per_step", "val_loss")
-    assert set(used) <= report.FIELDS.keys()
-    measured: dict[str, Any] = {"headline_link": "50mbit", "arms": {}}
-    for name, _, seconds, *megabytes, loss in rows:
-        values = (float(seconds), *(1e6 * float(value) for value in megabytes), float(loss))
-        arm = name.strip("`")
-        measured["arms"][arm] = dict(zip(used, values, strict=True), description=ARMS[arm].description)
-    assert figures.training(measured) in text_of("training")

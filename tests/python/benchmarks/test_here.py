@@ -127,11 +127,6 @@ def test_mistakes_on_the_command_line(bench, options, environment, complaint, mo
     assert complaint in result.output
 
 
-@pytest.mark.parametrize("config", [TrainingConfig, CollectivesConfig])
-def test_more_nodes_than_can_be_simulated_are_a_cluster(config):
-    assert config(here=True, nodes=100, ranks_per_node=72).nodes == 100
-
-
 @pytest.mark.parametrize(
     ("config", "names", "on_gpu", "refused"),
     [
@@ -167,7 +162,6 @@ def arms(**seconds):
             "2.500 against 2.500).",
         ),
         ({"fsdp": 2.0, "flat_tagc": 1.0}, "ISTHMUS_CODEC=tagc ISTHMUS_TIERS=flat), sharded over all ranks: flat-tagc"),
-        ({"fsdp": 2.0, "quant_node": 1.0}, "BITS=4), sharded over all ranks with reshard_after_forward=8: quant-node"),
         ({"fsdp": 2.0, "hsdp_quant": 1.0}, "BITS=4), sharded in the node and replicated across nodes: hsdp-quant"),
         (
             {"fsdp": 2.0, "hsdp": 1.0, "quant": 0.96},
@@ -181,10 +175,6 @@ def test_the_advice_names_options_or_says_that_plain_is_as_good(seconds, expecte
     text = advice(arms(**seconds), 8, [])
     assert expected in text
     assert "disturbed" not in text
-
-
-def test_the_advice_of_a_disturbed_run_asks_for_another():
-    assert "The run was disturbed" in advice(arms(fsdp=2.0, quant=1.0), 8, ["a note", "DISTURBED: by others"])
 
 
 @pytest.mark.processes

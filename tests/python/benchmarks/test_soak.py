@@ -19,7 +19,7 @@ from isthmus.benchmarks.soak.calls import (
     WrongResult,
     calls_of_step,
 )
-from isthmus.benchmarks.soak.run import MOST_GROWTH, MOST_RANKS, SoakConfig, _report
+from isthmus.benchmarks.soak.run import MOST_GROWTH, _report
 from python.benchmarks.bench_cli import run
 from support import ranks
 from support.checks import finish
@@ -37,10 +37,6 @@ def test_steps_are_equal_for_equal_seeds_and_cover_everything():
     assert len({call.kind for call in calls}) == 10
     for kind in (*GRADIENTS, WEIGHTS):
         assert len({(call.group, call.asynchronous) for call in calls if call.kind == kind}) == 3 * 2
-
-
-def test_sizes_fit_all_groups():
-    assert all(number % size == 0 for number in NUM_ELEMENTS for size in range(1, MOST_RANKS + 1))
 
 
 def damage_results(rank: int, world_size: int) -> None:
@@ -76,28 +72,19 @@ USUAL = {"memory_bytes": 1 << 30, "threads": 5, "descriptors": 9}
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("memory_bytes", "memory bytes"), ("threads", "threads"), ("descriptors", "descriptors")]
+    ("name", "more"), [("memory_bytes", 0), ("memory_bytes", 1), ("threads", 1), ("descriptors", 1)]
 )
-@pytest.mark.parametrize("more", [0, 1])
-def test_growth_is_found_and_named(name: str, fault: str, more: int) -> None:
+def test_growth_is_found_and_named(name: str, more: int) -> None:
     last = USUAL | {name: USUAL[name] + MOST_GROWTH[name] + more}
     warming_up = dict.fromkeys(USUAL, 0)
     samples = [[warming_up, warming_up]] * 10 + [[USUAL, USUAL]] * 15 + [[USUAL, last]] * 15
     found = _report(Counter(), 1.0, samples).faults()
     assert len(found) == more
-    assert all(text.startswith("rank 1 has") and fault in text for text in found)
-
-
-@pytest.mark.parametrize(
-    "values", [{"steps": 0}, {"nodes": 1}, {"ranks_per_node": 1}, {"nodes": 4, "ranks_per_node": 3}]
-)
-def test_arguments_out_of_range_are_named(values):
-    with pytest.raises(ValueError, match=r"expected"):
-        SoakConfig(**values)
+    assert all(text.startswith("rank 1 has") and name.replace("_", " ") in text for text in found)
 
 
 @pytest.mark.processes
 def test_a_short_soak(tmp_path):
-    code, out, err = run("soak", "--steps", 60, "--logs", tmp_path)
+    code, out, err = run("soak", "--steps", 20, "--logs", tmp_path)
     assert code == 0, err
     assert "all verified" in out

@@ -1,10 +1,8 @@
 """`isthmus bench training`: arguments, schedule, formulas, report, a tiny run from end to end, and how it fails."""
 
 import json
-import signal
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -18,10 +16,8 @@ from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks
 from isthmus.benchmarks.training.schedule import UNSHAPED, schedule, steps_per_arm
-from isthmus.benchmarks.training.worker import lr_share
 from isthmus.plan.strategies import ARMS
-from python.benchmarks.bench_cli import assert_gone, children, refused, run, start, wait_for_line
-from support.limits import HANG_S
+from python.benchmarks.bench_cli import refused, run
 from support.places import ROOT
 
 TINY = ["training", "--nodes", 2, "--layers", 1, "--width", 128, "--context", 32]
@@ -37,11 +33,8 @@ def has_links():
     [
         ("nodes", 1, "nodes 1: expected 2 to 8"),
         ("width", 100, "width 100: expected a multiple of 64"),
-        ("context", 0, "context 0: expected 1 to 65536"),
-        ("steps", 1, "steps 1: expected 2"),
         ("dtype", "fp8", "dtype 'fp8': expected one of bf16, fp32"),
         ("lr", 0.0, "lr 0.0: expected above 0"),
-        ("links", ("fast",), "link rate 'fast'"),
         ("arms", ("fsdp", "ddp"), "arm 'ddp': expected some of fsdp, .* tagc-node, quant, quant2, .*hsdp-quant2"),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
         ("arms", (), "no arm"),
@@ -57,11 +50,6 @@ def has_links():
 def test_a_bad_argument_names_field_value_and_range(field, value, message):
     with pytest.raises(ValueError, match=message):
         TrainingConfig(**{field: value})
-
-
-def test_config_survives_json():
-    config = TrainingConfig(arms=("tagc",), links=("1gbit",), text=("a", "b"))
-    assert TrainingConfig.from_json(json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_with_micro_batches_arms_come_both_ways_unless_others_are_named():
@@ -89,13 +77,6 @@ def test_schedule_gives_every_arm_the_same_steps_and_alternates():
     )
 
 
-def test_lr_warms_up_stays_and_decays():
-    assert lr_share(0, 100) == pytest.approx(0.1)
-    assert lr_share(9, 100) == lr_share(60, 100) == 1
-    assert lr_share(80, 100) == pytest.approx(0.55)
-    assert lr_share(100, 100) == pytest.approx(0.1)
-
-
 def test_batches_depend_on_seed_step_and_rank_alone(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(bytes(range(200)) * 50)
@@ -108,13 +89,6 @@ def test_batches_depend_on_seed_step_and_rank_alone(tmp_path):
         assert not torch.equal(batch, other)
     step = (batch[:, 1:] - batch[:, :-1]) % 200
     assert (step == 1).all()  # runs of the text, in order
-
-
-def test_too_little_text_is_named(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match="only 5 bytes of text to validate with, context is 16"):
-        Text([path], context=16, seed=0)
 
 
 def test_model_is_causal_and_starts_near_chance():
@@ -175,16 +149,6 @@ def synthetic_records(seconds):
     return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
 
 
-def test_disturbed_times_are_reported():
-    records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
-    assert not any(note.startswith("DISTURBED") for note in build_report(records)["notes"])
-    records.steps["fsdp"][-1]["seconds"] = 3.0
-    notes = [note for note in build_report(records)["notes"] if note.startswith("DISTURBED")]
-    assert len(notes) == 1
-    assert "fsdp 1.5x" in notes[0]
-    assert "tagc" not in notes[0]
-
-
 def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
     records = synthetic_records({"tagc": 4.0})
     for step, seconds in zip(records.steps["tagc"][-3:], (5.0, 3.0, 4.0), strict=True):
@@ -198,6 +162,16 @@ def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
     assert arm["reduce_scatter_link_bytes_per_step"] == 41
     assert arm["all_gather_link_bytes_per_step"] == 110 - 41
     assert (arm["check"]["link_bytes"], arm["check"]["holds"]) == (102, False)
+
+
+def test_without_counters_bytes_are_those_of_the_prediction():
+    records = synthetic_records({"fsdp": 2.0})
+    for step in records.steps["fsdp"]:
+        step["link_sent_bytes"] = None
+        step.pop("audited_link_bytes", None)
+    arm = build_report(records)["arms"]["fsdp"]
+    assert arm["link_bytes_source"] == "prediction"
+    assert arm["link_bytes_per_step"] == sum(arm["check"]["predicted"]["bytes_by_phase"].values()) > 0
 
 
 def assert_predicted(report):
@@ -250,34 +224,6 @@ def test_tiny_run_reports_every_arm(tmp_path):
     assert each["predicted"]["deferred_bytes"] == 0
     assert last["predicted"]["deferred_bytes"] == report["model"]["num_parameters"] * 2 // 2
     assert "Arms *-last reduce between nodes in the last of 2 micro-batches" in out
-
-
-@pytest.mark.processes
-def test_without_namespaces_bytes_come_from_the_prediction_and_it_says_so(tmp_path):
-    small = ["--arms", "hsdp,tagc", "--width", 64, "--steps", 2, "--audited-steps", 1, "--output", tmp_path]
-    code, out, err = run(*TINY, "--ranks-per-node", 1, *small, PATH="/nonexistent")
-    assert code == 0, err
-    assert "Times are unshaped" in out
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["links"] == [UNSHAPED]
-    assert report["network"].startswith("loopback, unshaped (not installed")
-    for arm in report["arms"].values():
-        assert arm["link_bytes_source"] == "prediction"
-        assert arm["link_bytes_per_step"] > 0
-    assert report["arms"]["tagc"]["check"]["payload_equal"] is True  # all units below min_elements: plain
-
-
-@pytest.mark.processes
-def test_an_interrupt_cleans_up(tmp_path):
-    with start(*TINY, "--ranks-per-node", 1, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
-        wait_for_line(process, "GPT of")
-        everything = children(process)
-        assert len(everything) >= 2
-        process.send_signal(signal.SIGTERM)  # SIGINT: test_convergence.py
-        _, err = process.communicate(timeout=HANG_S)
-        assert process.returncode == 130
-        assert "interrupted" in err
-    assert_gone(everything)
 
 
 def test_bad_arguments_are_reported_before_anything_starts(tmp_path):
