@@ -131,7 +131,7 @@ def test_an_interrupted_run_resumes_under_each_layout(tmp_path):
     """Eleven steps of Muon, which are two means of DiLoCo: after 10 and after the last."""
     text = tmp_path / "text"
     text.write_bytes(b"".join(b"line %d of a text that repeats itself\n" % (number % 97) for number in range(2000)))
-    words = ["convergence", "--finalists", "tagc-10x,hsdp-quant-4,ddp-quant-4,diloco-10-4-fb", "--link", "1gbit"]
+    words = ["convergence", "--finalists", "hsdp-quant-4,ddp-quant-4,diloco-10-4-fb", "--link", "1gbit"]
     words += ["--optimizers", "muon", "--seeds", 1, "--nodes", 2, "--steps", 11]
     words += ["--validation-sequences", 16, "--text", text, "--output", tmp_path]
     process = start(*words)
@@ -151,12 +151,11 @@ def test_an_interrupted_run_resumes_under_each_layout(tmp_path):
     assert code == 0, err
     assert path.read_bytes().startswith(first)
     results = {run.arm: result for run, result in read_results(path).values()}
-    exact, lossy = results["exact"], results["tagc-10x"]
+    exact = results["exact"]
     # float32, both directions together; and the header of a packet for each unit and direction.
     assert exact["sent_bytes"] == 11 * (exact["num_parameters"] * 4 + 5 * 2 * HEADER_BYTES)
-    assert lossy["sent_bytes"] < exact["sent_bytes"]
     assert all(1 < result["val_loss"] < 4.5 for result in results.values()), "all have trained, from 5.5"
-    assert "tagc-10x" in out and "2 nodes at 1gbit" in out and "s a step" in out
+    assert "hsdp-quant-4" in out and "2 nodes at 1gbit" in out and "s a step" in out
     # An all-reduce sends a sum and its result, each element from one node to the other. The first pass is exact with
     # DDP, and so are two with the buckets that it then builds.
     for arm, exact_steps, coded in (("hsdp-quant-4", 0, 11), ("ddp-quant-4", 3, 8), ("diloco-10-4-fb", 0, 2)):

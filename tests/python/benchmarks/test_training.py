@@ -5,11 +5,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from isthmus.benchmarks.common.data import Text
-from isthmus.benchmarks.common.model import ByteGpt, loss_of
-from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, open_network
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import TrainingConfig
@@ -75,38 +71,6 @@ def test_schedule_gives_every_arm_the_same_steps_and_alternates():
     assert [segment.link for segment in segments] == sorted(
         (segment.link for segment in segments), key=[UNSHAPED, "200mbit", "50mbit"].index
     )
-
-
-def test_batches_depend_on_seed_step_and_rank_alone(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(bytes(range(200)) * 50)
-    text = Text([path], context=16, seed=3)
-    assert text.num_bytes == (9500, 500)
-    batch = text.batch(5, 1, 4)
-    assert batch.shape == (4, 17)
-    assert torch.equal(batch, Text([path], context=16, seed=3).batch(5, 1, 4))
-    for other in (text.batch(6, 1, 4), text.batch(5, 0, 4), Text([path], 16, 4).batch(5, 1, 4)):
-        assert not torch.equal(batch, other)
-    step = (batch[:, 1:] - batch[:, :-1]) % 200
-    assert (step == 1).all()  # runs of the text, in order
-
-
-def test_model_is_causal_and_starts_near_chance():
-    torch.manual_seed(0)
-    model = ByteGpt(ModelShape(width=64, num_layers=1, context=16))
-    batch = torch.randint(256, (4, 17))
-    changed = batch.clone()
-    changed[:, 9] = (changed[:, 9] + 1) % 256
-    difference = (model(batch[:, :-1]) - model(changed[:, :-1])).abs().amax(dim=(0, 2))
-    assert (difference[:9] == 0).all()
-    assert (difference[9:] > 0).all()
-    assert loss_of(model, batch).item() == pytest.approx(5.55, abs=0.3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for _ in range(20):
-        loss_of(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert loss_of(model, batch).item() < 4, "it learns a batch by heart"
 
 
 def record(seconds, link=None):

@@ -144,7 +144,6 @@ def restart_lighthouse(job: Harmed) -> None:
 
 
 EVENTS: dict[str, Callable[[Harmed], None]] = {
-    "killed while idle": lambda job: kill(job, "idle"),
     "killed with its first packet": lambda job: kill(job, "encode"),
     "killed in the exchange": lambda job: kill(job, "exchange"),
     "killed with its packet of the result": lambda job: kill(job, "decode"),
