@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu.harness import main, prebuilt
+from gpu.harness.plan import steps
 from gpu.harness.records import FAILED, NOT_RUN, OK, Check
 from gpu.harness.report import Report
 from gpu.harness.steps import Outcome, Step, judge_end
@@ -45,12 +47,13 @@ def test_a_run_on_the_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Of a step that it can run and one that it cannot; with the module that is built here already."""
     monkeypatch.setattr(main.Run, "_build", lambda run: True)
     monkeypatch.setattr(main, "import_step", lambda: Step("import", "", ("true",), HANG_S, judge_end))
+    monkeypatch.setattr(main, "steps", lambda *about: [replace(step, limit_s=HANG_S) for step in steps(*about)])
     arguments = ["--device", "fake", "--only=collectives", "--only=codecs", f"--time-limit={HANG_S}"]
     arguments += [f"--output={tmp_path}", f"--build-dir={tmp_path / 'build'}"]
     assert main.main(arguments) == main.INCOMPLETE, (tmp_path / "report-fake-gpu.md").read_text()
-    steps = json.loads((tmp_path / "report-fake-gpu.json").read_text())["steps"]
-    assert {step["name"]: step["result"] for step in steps} == {"import": OK, "codecs": NOT_RUN, "collectives": OK}
-    assert len(steps[-1]["checks"]) > 20
+    told = json.loads((tmp_path / "report-fake-gpu.json").read_text())["steps"]
+    assert {step["name"]: step["result"] for step in told} == {"import": OK, "codecs": NOT_RUN, "collectives": OK}
+    assert len(told[-1]["checks"]) > 20
     assert (tmp_path / "logs.tar.gz").stat().st_size > 1000
 
 
