@@ -25,17 +25,17 @@ CALLS = 60
 WARM_UP = 5
 
 
-def count_chains(nodes: str) -> list[Chain]:
+def count_chains(nodes: str, *, is_timed: bool = True) -> list[Chain]:
     """Count on machines such as "2x3", in a process for each rank: for NCCL alone, and for each codec."""
     num_nodes, ranks_of_node = map(int, nodes.split("x"))
-    of_rank: list[list[Chain]] = fake_gpu.run(_count_on_rank, num_nodes * ranks_of_node, nodes)
+    of_rank: list[list[Chain]] = fake_gpu.run(_count_on_rank, num_nodes * ranks_of_node, nodes, is_timed)
     return of_rank[0]
 
 
-def _count_on_rank(rank: int, world_size: int, nodes: str) -> list[Chain]:
+def _count_on_rank(rank: int, world_size: int, nodes: str, is_timed: bool) -> list[Chain]:
     ranks.init("gloo")
     counts = Counts()
-    return [count_chain(counts, nodes, codec) for codec in (PLAIN, *CODECS)]
+    return [count_chain(counts, nodes, codec, is_timed) for codec in (PLAIN, *CODECS)]
 
 
 class Counts:
@@ -74,7 +74,7 @@ class Unit:
         work.wait()
 
 
-def count_chain(counts: Counts, nodes: str, codec: str) -> Chain:
+def count_chain(counts: Counts, nodes: str, codec: str, is_timed: bool) -> Chain:
     """Count one reduce-scatter in steady state, in a group of its own. codec: PLAIN is NCCL alone."""
     options = isthmus.Options(nodes=nodes, min_elements=0, codec=codec) if codec != PLAIN else None
     counts.take()
@@ -89,7 +89,7 @@ def count_chain(counts: Counts, nodes: str, codec: str) -> Chain:
     unit.reduce()
     counted = counts.take()
     packet_bytes = packet_bytes_of(unit, group) if options else 0
-    host_us = host_time_us(tiny.reduce, counts)
+    host_us = host_time_us(tiny.reduce, counts) if is_timed else 0
     dist.destroy_process_group(group)
     return Chain(
         nodes=nodes,

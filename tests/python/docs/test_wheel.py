@@ -27,9 +27,9 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        venv.create(folder, symlinks=True, with_pip=True)
+        venv.create(folder, symlinks=True)
         site = next(folder.glob("lib/python*/site-packages"))
-        # What the wheel requires, without the hooks of an editable isthmus.
+        # What the wheel requires, and pip, without the hooks of an editable isthmus.
         (site / "requirements.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path))
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("ISTHMUS_", "PYTHON"))}
         self._variables = {**variables, "PATH": str(folder / "bin"), "OMP_NUM_THREADS": "1"}
