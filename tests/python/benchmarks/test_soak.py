@@ -17,11 +17,26 @@ from isthmus.benchmarks.soak.calls import (
     Issued,
     Pair,
     WrongResult,
+    calls_of_step,
 )
 from isthmus.benchmarks.soak.run import MOST_GROWTH, _report
 from python.benchmarks.bench_cli import run
 from support import ranks
 from support.checks import finish
+
+
+def test_steps_are_equal_for_equal_seeds_and_cover_everything():
+    steps = [calls_of_step(1, step, 2) for step in range(500)]
+    assert steps == [calls_of_step(1, step, 2) for step in range(500)]
+    assert steps != [calls_of_step(2, step, 2) for step in range(500)]
+    assert all(len({call.unit for call in calls}) == len(calls) > 0 for calls in steps)
+    calls = [call for calls in steps for call in calls]
+    assert all(call.root < 2 for call in calls)
+    assert {call.group for call in calls} == set(OPTIONS)
+    assert {call.num_elements for call in calls} == set(NUM_ELEMENTS)
+    assert len({call.kind for call in calls}) == 10
+    for kind in (*GRADIENTS, WEIGHTS):
+        assert len({(call.group, call.asynchronous) for call in calls if call.kind == kind}) == 3 * 2
 
 
 def damage_results(rank: int, world_size: int) -> None:

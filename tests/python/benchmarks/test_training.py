@@ -5,7 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, open_network
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import TrainingConfig
@@ -73,6 +76,24 @@ def test_schedule_gives_every_arm_the_same_steps_and_alternates():
     )
 
 
+def test_model_is_causal_and_starts_near_chance():
+    torch.manual_seed(0)
+    model = ByteGpt(ModelShape(width=64, num_layers=1, context=16))
+    batch = torch.randint(256, (4, 17))
+    changed = batch.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 256
+    difference = (model(batch[:, :-1]) - model(changed[:, :-1])).abs().amax(dim=(0, 2))
+    assert (difference[:9] == 0).all()
+    assert (difference[9:] > 0).all()
+    assert loss_of(model, batch).item() == pytest.approx(5.55, abs=0.3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(20):
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss_of(model, batch).item() < 4, "it learns a batch by heart"
+
+
 def record(seconds, link=None):
     phases = {"compute": seconds / 2, "all_gather": seconds / 4, "reduce_scatter": seconds / 4}
     return {
@@ -111,6 +132,16 @@ def synthetic_records(seconds):
     config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
     model = {"num_parameters": 1, "options": {}}
     return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
+
+
+def test_disturbed_times_are_reported():
+    records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
+    assert not any(note.startswith("DISTURBED") for note in build_report(records)["notes"])
+    records.steps["fsdp"][-1]["seconds"] = 3.0
+    notes = [note for note in build_report(records)["notes"] if note.startswith("DISTURBED")]
+    assert len(notes) == 1
+    assert "fsdp 1.5x" in notes[0]
+    assert "tagc" not in notes[0]
 
 
 def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
