@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -111,7 +112,10 @@ def test_a_killed_rank_is_named_and_not_the_packets_that_it_never_sent() -> None
     for outcome in outcomes[:3]:
         assert outcome.error is None, outcomes
         first, _, diagnosis = outcome.value.partition(". ")
-        assert "an earlier operation: remote error" in first and "No word from rank 3" in diagnosis, outcomes
+        # A rank that looks later may hear of another's error before it meets its own.
+        told = "an earlier operation: remote error" in first or first.endswith("another rank failed")
+        assert told and "packet" not in first and "No word from rank 3" in diagnosis, outcomes
+    assert any("an earlier operation: remote error" in outcome.value for outcome in outcomes[:3]), outcomes
 
 
 def destroy_after_gpu_error(rank: int, world_size: int) -> tuple[str, list[str]]:
@@ -126,7 +130,10 @@ def destroy_after_gpu_error(rank: int, world_size: int) -> tuple[str, list[str]]
             dist.destroy_process_group()
         text = str(error.value)
     dist.destroy_process_group()
-    names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text())
     return text, [name for name in names if name.startswith("isthmus")]
 
 
