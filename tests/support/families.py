@@ -32,12 +32,14 @@ from torch.distributed.tensor import DTensor
 
 import isthmus
 from isthmus.backends import backends_of
+from isthmus.units.models import all_groups
 from support.checks import Table
 from support.limits import OPERATION_S
 from support.tested_codecs import CODECS, ERRORS, Options, environment
 
 WORLD_SIZE = 4
 FEATURES = 64
+REDUCTIONS = ("reduce_scatter", "all_reduce")
 BLOCKS = 3
 STEPS = 5
 NODES = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
@@ -208,21 +210,15 @@ def train(family: Family, mode: str) -> Run:
         training.optimizer.step()
         training.optimizer.zero_grad()
     statistics = [backend.stats() for backend in isthmus_backends()]
-    units = units_of_groups()
     return Run(
         losses=[sum(column) / WORLD_SIZE for column in zip(*gathered(losses), strict=True)],
         norms=norms,
         start=start,
         weights=weights_of(model),
-        units=units,
+        units=units_of_groups(),
         exact=sum((Counter(entry["exact_calls"]) for entry in statistics), Counter()),
         compressed=sum(entry["compressed_calls"] for entry in statistics),
-        calls=Counter(
-            {
-                kind: sum(entry["collectives"][kind]["calls"] for entry in statistics)
-                for kind in ("reduce_scatter", "all_reduce")
-            }
-        ),
+        calls=Counter({kind: sum(entry["collectives"][kind]["calls"] for entry in statistics) for kind in REDUCTIONS}),
         deltas=[entry["weights"] for entry in statistics],
     )
 
@@ -237,13 +233,12 @@ def clip(model: nn.Module) -> torch.Tensor:
 
 def isthmus_groups() -> list[dist.ProcessGroup]:
     """Return all groups that this process is in, if they are of Isthmus."""
-    groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
-    return [group for group in groups if dist.get_backend(group) == "isthmus"]
+    return [group for group in all_groups() if dist.get_backend(group) == "isthmus"]
 
 
 def isthmus_backends() -> list[Any]:
     """Return the backends of all groups that this process is in, companions of attached models among them."""
-    return list(backends_of(list(dist.distributed_c10d._world.pg_map)))
+    return list(backends_of(all_groups()))
 
 
 def units_of_groups() -> dict[str, int]:
