@@ -20,7 +20,7 @@ inline constexpr int kWeightPacketBytes = 4;
 inline constexpr int kWeightPacketChecksum = 5;
 static_assert(kWeightPacketChecksum == kHeaderChecksum);  // a DeviceFault has the words up to it
 inline constexpr int kWeightReplicaChecksum = 6;
-inline constexpr int kWeightHasReplica = 7;  // the lower half; the upper is the time of coding
+inline constexpr int kWeightHasReplica = 7;  // the lower half; the upper is 0
 inline constexpr int kWeightUpperHalf = 32;
 struct WeightHeaderWords {
   uint64_t word[kWeightHeaderWords] = {};
