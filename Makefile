@@ -12,6 +12,7 @@ FUZZ_SECONDS ?= 30
 FIGURES ?= all
 GPU_ARCH ?= 90
 MPIS ?= openmpi mpich
+PYTHONS ?= 3.11 3.12 3.13
 # `make test T=quant`: only C++ tests in files with this in their path, and Python tests with it in their names.
 T ?=
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
@@ -38,7 +39,7 @@ export CXX
 # Tests start hundreds of Python programs: what one has compiled to bytecode the next one reads.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup wheel demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-conformance test-units test-examples lint format tidy gpu-programs \
+.PHONY: help setup wheel wheels demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-conformance test-units test-examples lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -71,6 +72,11 @@ wheel: setup  ## for this Python, this torch and this platform: build/wheels. Ot
 	rm -rf build/wheel/$(VENV) && python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel/$(VENV) \
 	  --config-settings=build-dir=build/native/$(VENV) .
 	python tools/finish_wheel.py build/wheel/$(VENV)/*.whl build/wheels
+
+wheels:  ## for each of PYTHONS="3.11 3.12 3.13" and the oldest and the newest torch: build/wheels
+	@for python in $(PYTHONS); do for torch in oldest newest; do \
+	  $(MAKE) wheel VENV=.venv-$$python-$$torch PYTHON=python$$python TORCH=$$torch || exit 1; \
+	done; done
 
 demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (5 to 8 minutes)
 	isthmus bench training $(DEMO_ARGS)
