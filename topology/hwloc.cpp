@@ -3,13 +3,40 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <map>
 
 #include "topology/discover.h"
 #include "topology/pcie.h"
 
 namespace isthmus::topology {
 namespace {
+
+// Host bridges stand on top; below another bridge there is none, whatever a damaged file says.
+bool is_pci_bridge(hwloc_obj_t object) {
+  return object->type == HWLOC_OBJ_BRIDGE &&
+         (object->attr->bridge.upstream_type != HWLOC_OBJ_BRIDGE_HOST || object->parent->type == HWLOC_OBJ_BRIDGE);
+}
+
+Gpu gpu(hwloc_obj_t object) {
+  Gpu found;
+  found.bus_id = bus_id(object);
+  found.model = gpu_model(object->attr->pcidev.vendor_id, object->attr->pcidev.device_id);
+  found.model = found.model.empty() ? printable(info(object, "PCIDevice")) : found.model;
+  for (hwloc_obj_t device = object->io_first_child; device != nullptr; device = device->next_sibling) {
+    const std::string name = name_of(device), model = printable(info(device, "GPUModel"));
+    found.model = model.empty() ? found.model : model;
+    for (const std::string kind : {"nvml", "cuda", "rsmi"}) {
+      const bool is_numbered = name.starts_with(kind) && name.size() > 4 && name.size() < 10 &&
+                               name.find_first_not_of("0123456789", 4) == std::string::npos;
+      if (is_numbered && (kind == "nvml" || found.index == -1)) {
+        found.index = std::stoi(name.substr(4));
+      }
+    }
+  }
+  return found;
+}
 
 class Reader {
  public:
@@ -18,14 +45,16 @@ class Reader {
 
   Machine machine() {
     read_processors();
-    walk(hwloc_get_root_obj(topology_));
-    for (const hwloc_obj_t device : loose_) {
-      adapters_.add_loose(device);
+    for (hwloc_obj_t object = nullptr; (object = hwloc_get_next_pcidev(topology_, object)) != nullptr;) {
+      read_device(object);
+    }
+    for (hwloc_obj_t object = nullptr; (object = hwloc_get_next_osdev(topology_, object)) != nullptr;) {
+      if (hwloc_obj_type_is_io(object->parent->type) == 0) {
+        adapters_.add_loose(object);
+      }
     }
     adapters_.number();
-    for (PcieNode& bridge : machine_.pcie) {
-      bridge.numa_node = machine_.numa_nodes.size() == 1 ? machine_.numa_nodes[0].index : bridge.numa_node;
-    }
+    fold_ports();
     return std::move(machine_);
   }
 
@@ -46,135 +75,107 @@ class Reader {
       }
     }
     require(machine_.numa_nodes.size() <= kMostNumaNodes, 0, "has ", machine_.numa_nodes.size(), " NUMA nodes");
-    const auto by_index = [](const auto& a, const auto& b) { return a.index < b.index; };
-    std::sort(machine_.sockets.begin(), machine_.sockets.end(), by_index);
-    std::sort(machine_.numa_nodes.begin(), machine_.numa_nodes.end(), by_index);
   }
 
-  void walk(hwloc_obj_t object) {
-    for (hwloc_obj_t io = object->io_first_child; io != nullptr; io = io->next_sibling) {
-      read_root(io, object);
-    }
-    for (hwloc_obj_t child = object->first_child; child != nullptr; child = child->next_sibling) {
-      walk(child);
+  void read_device(hwloc_obj_t object) {
+    const int class_code = object->attr->pcidev.class_id, vendor = object->attr->pcidev.vendor_id;
+    if (is_gpu(class_code, vendor == 0 ? -1 : vendor)) {
+      machine_.gpus.push_back(gpu(object));
+      machine_.gpus.back().place = machine_.add({"gpu", bus_id(object), above(object), link_speed(object), {}});
+    } else if (is_nic(class_code) || object->io_arity > 0) {
+      const size_t first = machine_.nics.size();
+      adapters_.add(object);
+      const int place = first < machine_.nics.size() ? adapter(object) : -1;
+      std::for_each(machine_.nics.begin() + static_cast<long>(first), machine_.nics.end(),
+                    [&](Nic& nic) { nic.place = place; });
+    } else if (class_code >> 8 == 0x12 || class_code == 0x0302 || class_code == 0x0380) {
+      machine_.note("left out: the accelerator at " + bus_id(object) + ", as GPUs of NVIDIA and AMD alone are known");
     }
   }
 
-  // A host bridge; devices right below a processor where bridges were left out; an interface that is on no PCIe bus.
-  void read_root(hwloc_obj_t io, hwloc_obj_t above) {
-    if (io->type == HWLOC_OBJ_OS_DEVICE) {
-      loose_.push_back(io);
-      return;
-    }
-    PcieNode root{"host bridge", "", {}, {}, {}, {}};
-    if (above->nodeset != nullptr && hwloc_bitmap_weight(above->nodeset) == 1) {
-      root.numa_node = hwloc_bitmap_first(above->nodeset);
-    }
-    if (io->type == HWLOC_OBJ_BRIDGE && io->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_HOST) {
-      for (hwloc_obj_t child = io->io_first_child; child != nullptr; child = child->next_sibling) {
-        read_pci(child, root, 0, "");
+  // The place of an adapter, which its functions share.
+  int adapter(hwloc_obj_t function) {
+    const int parent = above(function);
+    const std::string id = bus_id(function);
+    for (size_t place = 0; place < machine_.pcie.size(); ++place) {
+      const Place& other = machine_.pcie[place];
+      if (other.above == parent && other.kind == "nic" && other.bus_id.substr(0, 10) == id.substr(0, 10)) {
+        return static_cast<int>(place);
       }
+    }
+    return machine_.add({"nic", id, parent, link_speed(function), {}});
+  }
+
+  // The place that a device or a bridge hangs from, which is made when it is first asked for. The first bridge below a
+  // host bridge is a port of the processor. A switch is a bridge towards the root, with a bridge towards each device
+  // below it: one place.
+  int above(hwloc_obj_t object) {
+    const hwloc_obj_t bridge = object->parent;
+    if (const auto known = place_of_.find(bridge); known != place_of_.end()) {
+      return known->second;
+    }
+    if (!is_pci_bridge(bridge)) {
+      return host_bridge(bridge);
+    }
+    const int parent = above(bridge), level = level_of_[bridge] = level_of_[bridge->parent] + 1;
+    const bool is_place = level == 1 || level % 2 == 0;
+    return place_of_[bridge] =
+               is_place ? machine_.add({"switch", bus_id(bridge), parent, link_speed(bridge), {}}) : parent;
+  }
+
+  // object: the bridge, or what is right above a device where bridges were left out.
+  int host_bridge(hwloc_obj_t object) {
+    const bool is_bridge = object->type == HWLOC_OBJ_BRIDGE;
+    require(is_bridge || hwloc_obj_type_is_io(object->type) == 0, 0, "has a PCI device below another one");
+    const hwloc_obj_t processors = hwloc_get_non_io_ancestor_obj(topology_, object);
+    Place root{"host bridge", "", -1, {}, {}};
+    if (machine_.numa_nodes.size() == 1) {
+      root.numa_node = machine_.numa_nodes[0].index;
+    } else if (processors->nodeset != nullptr && hwloc_bitmap_weight(processors->nodeset) == 1) {
+      root.numa_node = hwloc_bitmap_first(processors->nodeset);
+    }
+    const int place = machine_.add(root);
+    if (is_bridge) {
+      place_of_[object] = place;
     } else {
       machine_.note("host bridges are left out: PCIe distances are those of NUMA nodes");
-      read_pci(io, root, 0, "");
     }
-    // The port of the processor that a device or a switch is plugged into is no place, unless several hang from it.
-    for (PcieNode& port : root.children) {
-      if (port.kind == "switch" && port.children.size() == 1) {
-        PcieNode only = std::move(port.children[0]);
-        port = std::move(only);
-      }
-    }
-    if (!root.children.empty()) {
-      machine_.pcie.push_back(std::move(root));
-    }
+    return place;
   }
 
-  // num_above: bridges above, of which the first is a port of the processor. A switch is a bridge towards the root,
-  // with a bridge towards each device below it: one place. port: the bus id of the other end of the link towards the
-  // root.
-  void read_pci(hwloc_obj_t object, PcieNode& parent, int num_above, const std::string& port) {
-    if (object->type != HWLOC_OBJ_BRIDGE && object->type != HWLOC_OBJ_PCI_DEVICE) {
-      return;
+  // The port of the processor that a device or a switch is plugged into is no place, unless several hang from it.
+  void fold_ports() {
+    std::map<int, int> num_below;
+    for (const Place& place : machine_.pcie) {
+      ++num_below[place.above];
     }
-    require(num_above < 2 * kMostPcieLevels, 0, "PCIe devices nest more than ", kMostPcieLevels, " deep");
-    const PciAttributes& pci =
-        object->type == HWLOC_OBJ_BRIDGE ? object->attr->bridge.upstream.pci : object->attr->pcidev;
-    PcieNode place{"switch", bus_id(pci), {}, link_speed(pci, port), {}, {}};
-    if (object->type == HWLOC_OBJ_PCI_DEVICE) {
-      read_device(object, std::move(place), parent);
-      return;
-    }
-    const bool is_place = num_above == 0 || num_above % 2 == 1;
-    for (hwloc_obj_t child = object->io_first_child; child != nullptr; child = child->next_sibling) {
-      read_pci(child, is_place ? place : parent, num_above + 1, place.bus_id);
-    }
-    if (is_place && !place.children.empty()) {
-      parent.children.push_back(std::move(place));
+    for (auto place = machine_.pcie.rbegin(); place != machine_.pcie.rend(); ++place) {  // from below
+      const Place port = place->above == -1 ? *place : machine_.pcie[place->above];
+      if (port.kind == "switch" && machine_.pcie[port.above].above == -1 && num_below[place->above] == 1) {
+        place->above = port.above;
+      }
     }
   }
 
   // The best of both ends: an idle GPU slows its link down. hwloc says what it was at that moment, in GB/s after
   // encoding.
-  std::optional<double> link_speed(const PciAttributes& pci, const std::string& port) const {
+  std::optional<double> link_speed(hwloc_obj_t object) const {
     if (!sysfs_.exists()) {
-      const double gbit_s = std::round(static_cast<double>(pci.linkspeed) * 8000) / 1000;
+      const double gbit_s = std::round(static_cast<double>(object->attr->pcidev.linkspeed) * 8000) / 1000;
       return gbit_s > 0 && gbit_s <= kMostGbitS ? std::optional(gbit_s) : std::nullopt;
     }
-    const auto end = [&](const std::string& of) {
-      const std::string folder = "/bus/pci/devices/" + of + "/max_link_";
-      return of.empty() ? LinkEnd{} : LinkEnd{sysfs_.line(folder + "speed"), sysfs_.line(folder + "width")};
+    const auto end = [&](hwloc_obj_t of) {
+      const std::string folder = "/bus/pci/devices/" + bus_id(of) + "/max_link_";
+      return LinkEnd{sysfs_.line(folder + "speed"), sysfs_.line(folder + "width")};
     };
-    return pcie_gbit_s(end(bus_id(pci)), end(port));
-  }
-
-  void read_device(hwloc_obj_t object, PcieNode place, PcieNode& parent) {
-    const int class_code = object->attr->pcidev.class_id, vendor = object->attr->pcidev.vendor_id;
-    if (is_gpu(class_code, vendor == 0 ? -1 : vendor)) {
-      place.kind = "gpu";
-      place.devices = {static_cast<int>(machine_.gpus.size())};
-      machine_.gpus.push_back(gpu(object));
-    } else if (is_nic(class_code) || object->io_arity > 0) {
-      place.kind = "nic";
-      adapters_.add(object, place);
-      for (PcieNode& other : parent.children) {  // the functions of one adapter share a place
-        if (other.kind == "nic" && other.bus_id.substr(0, 10) == place.bus_id.substr(0, 10)) {
-          other.devices.insert(other.devices.end(), place.devices.begin(), place.devices.end());
-          return;
-        }
-      }
-    } else if (class_code >> 8 == 0x12 || class_code == 0x0302 || class_code == 0x0380) {
-      machine_.note("left out: the accelerator at " + place.bus_id + ", as GPUs of NVIDIA and AMD alone are known");
-    }
-    if (!place.devices.empty()) {
-      parent.children.push_back(std::move(place));
-    }
-  }
-
-  static Gpu gpu(hwloc_obj_t object) {
-    Gpu found;
-    found.bus_id = bus_id(object->attr->pcidev);
-    found.model = gpu_model(object->attr->pcidev.vendor_id, object->attr->pcidev.device_id);
-    found.model = found.model.empty() ? printable(info(object, "PCIDevice")) : found.model;
-    for (hwloc_obj_t device = object->io_first_child; device != nullptr; device = device->next_sibling) {
-      const std::string name = name_of(device), model = printable(info(device, "GPUModel"));
-      found.model = model.empty() ? found.model : model;
-      for (const std::string kind : {"nvml", "cuda", "rsmi"}) {
-        const bool is_numbered = name.starts_with(kind) && name.size() > 4 && name.size() < 10 &&
-                                 name.find_first_not_of("0123456789", 4) == std::string::npos;
-        if (is_numbered && (kind == "nvml" || found.index == -1)) {
-          found.index = std::stoi(name.substr(4));
-        }
-      }
-    }
-    return found;
+    return pcie_gbit_s(end(object), is_pci_bridge(object->parent) ? end(object->parent) : LinkEnd{});
   }
 
   hwloc_topology_t topology_;
   const Sysfs& sysfs_;
   Machine machine_;
   Adapters adapters_;
-  std::vector<hwloc_obj_t> loose_;
+  std::map<hwloc_obj_t, int> place_of_, level_of_;  // of bridges
 };
 
 // NVML decides which GPUs there are: a container may see fewer than the bus has.
@@ -189,22 +190,22 @@ void take_gpus(Machine& machine, const NvmlFacts& nvml) {
   for (const std::string& note : nvml.notes) {
     machine.note(note);
   }
-  std::vector<Gpu> told = nvml.gpus;
+  std::vector<Gpu> gpus = nvml.gpus;
   std::string hidden, lost;
-  for (Gpu& gpu : machine.gpus) {
-    const auto found = std::find_if(told.begin(), told.end(), [&](const Gpu& one) { return one.bus_id == gpu.bus_id; });
-    if (found == told.end()) {
-      gpu.index = kLeftOut;
-      hidden += (hidden.empty() ? "" : ", ") + gpu.bus_id;
+  for (const Gpu& seen : machine.gpus) {
+    const auto told = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& one) { return one.bus_id == seen.bus_id; });
+    if (told == gpus.end()) {
+      hidden += (hidden.empty() ? "" : ", ") + seen.bus_id;
     } else {
-      gpu = *found;
-      told.erase(found);
+      told->place = seen.place;
     }
   }
-  for (const Gpu& gpu : told) {
-    machine.gpus.push_back(gpu);
-    lost += (lost.empty() ? "GPU" : ", GPU") + std::to_string(gpu.index);
+  for (const Gpu& gpu : gpus) {
+    if (gpu.place == -1) {
+      lost += (lost.empty() ? "GPU" : ", GPU") + std::to_string(gpu.index);
+    }
   }
+  machine.gpus = std::move(gpus);
   if (!hidden.empty()) {
     machine.note("NVML does not show " + hidden + ": left out");
   }
@@ -231,7 +232,8 @@ Topology new_topology() {
 
 Machine read_objects(hwloc_topology_t topology, const Sysfs& sysfs) { return Reader(topology, sysfs).machine(); }
 
-std::string bus_id(const PciAttributes& pci) {
+std::string bus_id(hwloc_obj_t object) {
+  const auto& pci = object->type == HWLOC_OBJ_BRIDGE ? object->attr->bridge.upstream.pci : object->attr->pcidev;
   char text[32];
   std::snprintf(text, sizeof text, "%04x:%02x:%02x.%x", static_cast<unsigned>(pci.domain), pci.bus, pci.dev, pci.func);
   return text;
@@ -246,7 +248,7 @@ Machine discover(const NvmlFacts& nvml, const std::string& sys) {
   const Topology topology = new_topology();
   require(hwloc_topology_load(topology.get()) == 0, 0, "hwloc cannot read this machine");
   const bool is_here = hwloc_topology_is_thissystem(topology.get()) != 0;
-  Machine machine = read_objects(topology.get(), Sysfs(is_here ? sys : ""));
+  Machine machine = read_objects(topology.get(), {is_here ? sys : ""});
   if (is_here) {
     take_gpus(machine, nvml);
   } else {

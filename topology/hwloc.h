@@ -3,6 +3,7 @@
 
 #include <hwloc.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,35 +15,26 @@
 namespace isthmus::topology {
 
 using Topology = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)>;
-using PciAttributes = hwloc_obj_attr_u::hwloc_pcidev_attr_s;
 
 // Attributes of devices as Linux shows them under /sys. Any may be missing, unreadable or nonsense.
-class Sysfs {
- public:
-  // root: "" for a recorded machine, which has none: nothing is read.
-  explicit Sysfs(std::string root) : root_(std::move(root)) {}
+struct Sysfs {
+  std::string root;  // "" for a recorded machine, which has none: nothing is read
 
-  bool exists() const { return !root_.empty(); }
+  bool exists() const { return !root.empty(); }
+  bool has(const std::string& path) const { return exists() && std::filesystem::exists(root + path); }
   // One line, printable; "": missing or unreadable, as an interface's speed is while it is down.
   std::string line(const std::string& path) const;
-  // What is in a folder, sorted.
-  std::vector<std::string> names(const std::string& folder) const;
-  // The last part of where a symbolic link leads; "": it is none.
-  std::string target(const std::string& path) const;
-
- private:
-  std::string root_;
 };
 
 // To be loaded, with the devices that matter.
 Topology new_topology();
 // Processors, the PCIe tree, GPUs and NICs of a loaded topology, which finish() has not seen.
 Machine read_objects(hwloc_topology_t topology, const Sysfs& sysfs);
-
 // Adds the NVLinks that hwloc recorded to a machine's GPUs.
 void read_nvlinks(Machine& machine, hwloc_topology_t topology);
 
-std::string bus_id(const PciAttributes& pci);
+// Names a PCI device, or the upper end of a bridge.
+std::string bus_id(hwloc_obj_t object);
 // "": the object has none of that name.
 std::string info(hwloc_obj_t object, const std::string& name);
 inline std::string name_of(hwloc_obj_t object) { return object->name == nullptr ? "" : object->name; }
@@ -52,10 +44,10 @@ class Adapters {
  public:
   Adapters(const Sysfs& sysfs, Machine& machine) : sysfs_(sysfs), machine_(machine) {}
 
-  // Adds the ports of a PCI function to the machine, and to its place in the tree.
-  void add(hwloc_obj_t function, PcieNode& place);
+  // Adds the ports of a PCI function to the machine.
+  void add(hwloc_obj_t function);
   // Adds an interface that is on no PCIe bus, once all others are there.
-  void add_loose(hwloc_obj_t device);
+  void add_loose(hwloc_obj_t interface);
   // Numbers them: verbs devices first, then interfaces, each by name. Virtual functions whose physical function is
   // there go.
   void number();
@@ -63,9 +55,8 @@ class Adapters {
  private:
   void add(const std::string& name, const std::string& bus_id, const std::string& kind,
            std::optional<double> speed_gbit_s);
-  void add_verbs(hwloc_obj_t device, const PciAttributes& pci);
-  void add_interface(hwloc_obj_t device, const PciAttributes& pci);
-  std::vector<int> ports(hwloc_obj_t device) const;
+  void add_verbs(hwloc_obj_t device, hwloc_obj_t function);
+  void add_interface(hwloc_obj_t device, hwloc_obj_t function);
   std::string reason_against(const std::string& interface) const;
 
   const Sysfs& sysfs_;

@@ -16,46 +16,40 @@ using Bitmap = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
 
 // hwloc's reader trusts what it is given, and crashes on what it would not have written: everything with processors has
 // four sets of them and of NUMA nodes, each within that of the object that it is in.
-class Checker {
- public:
-  void check(const Element& element, const Element* parent, int depth) {
-    require(depth <= kMostXmlLevels, element.line, "objects nest more than ", kMostXmlLevels, " deep");
-    const std::string type = element.text("type");
-    element.integer("os_index", 0, 1 << 20, 0);
-    const bool is_io = type == "Bridge" || type == "PCIDev" || type == "OSDev" || type == "Misc";
-    for (const char* name : {"cpuset", "complete_cpuset", "nodeset", "complete_nodeset"}) {
-      if (element.tag == "object" && !is_io) {
-        check_set(element, parent, name);
-      }
+
+Bitmap set_of(const Element& element, const char* name) {
+  constexpr size_t kMostOfSet = 4096;
+  const std::string text = element.text(name);
+  Bitmap set(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
+  const bool is_read = text.size() <= kMostOfSet && text.find_first_not_of("0123456789abcdefx,") == std::string::npos &&
+                       !text.empty() && hwloc_bitmap_sscanf(set.get(), text.c_str()) == 0 &&
+                       hwloc_bitmap_weight(set.get()) > 0;
+  require(is_read, element.line, "<object type='", element.text("type").substr(0, 20), "'> has ", name, "='",
+          text.substr(0, 40), "': expected a set of processors, such as 0x0000000f");
+  return set;
+}
+
+// parent: the nearest object around it that has sets; nullptr: none.
+void check(const Element& element, const Element* parent, int depth) {
+  require(depth <= kMostXmlLevels, element.line, "objects nest more than ", kMostXmlLevels, " deep");
+  const std::string type = element.text("type");
+  element.integer("os_index", 0, 1 << 20, 0);
+  const bool is_io = type == "Bridge" || type == "PCIDev" || type == "OSDev" || type == "Misc";
+  const bool has_sets = element.tag == "object" && !is_io;
+  for (const char* name : {"cpuset", "complete_cpuset", "nodeset", "complete_nodeset"}) {
+    if (has_sets) {
+      const Bitmap set = set_of(element, name);
+      const bool is_inside = parent == nullptr || hwloc_bitmap_isincluded(set.get(), set_of(*parent, name).get()) != 0;
+      require(is_inside, element.line, "<object type='", type.substr(0, 20), "'> has a ", name,
+              " beyond that of the object that it is in");
     }
-    for (const Element& child : element.children) {
-      if (child.tag == "object") {
-        check(child, is_io || element.tag != "object" ? parent : &element, depth + 1);
-      }
+  }
+  for (const Element& child : element.children) {
+    if (child.tag == "object") {
+      check(child, has_sets ? &element : parent, depth + 1);
     }
   }
-
- private:
-  static Bitmap set_of(const Element& element, const char* name) {
-    const std::string text = element.text(name);
-    Bitmap set(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
-    const bool is_read = text.size() <= kMostOfSet &&
-                         text.find_first_not_of("0123456789abcdefx,") == std::string::npos && !text.empty() &&
-                         hwloc_bitmap_sscanf(set.get(), text.c_str()) == 0 && hwloc_bitmap_weight(set.get()) > 0;
-    require(is_read, element.line, "<object type='", element.text("type").substr(0, 20), "'> has ", name, "='",
-            text.substr(0, 40), "': expected a set of processors, such as 0x0000000f");
-    return set;
-  }
-
-  static void check_set(const Element& element, const Element* parent, const char* name) {
-    const Bitmap set = set_of(element, name);
-    const bool is_inside = parent == nullptr || hwloc_bitmap_isincluded(set.get(), set_of(*parent, name).get()) != 0;
-    require(is_inside, element.line, "<object type='", element.text("type").substr(0, 20), "'> has a ", name,
-            " beyond that of the object that it is in");
-  }
-
-  static constexpr size_t kMostOfSet = 4096;
-};
+}
 
 // The generation tells how many links a sum is: 25, 20 or 50 GB/s each.
 NvLinks nvlinks(Machine& machine, const std::string& peer, bool is_to_switch, hwloc_uint64_t mb_s) {
@@ -96,7 +90,7 @@ void read_nvlinks(Machine& machine, hwloc_topology_t topology) {
       object = object->parent;
     }
     const bool is_pci = object != nullptr && object->type == HWLOC_OBJ_PCI_DEVICE;
-    ids.push_back(is_pci ? bus_id(object->attr->pcidev) : "");  // processors of POWER have NVLinks, too
+    ids.push_back(is_pci ? bus_id(object) : "");  // processors of POWER have NVLinks, too
   }
   for (unsigned i = 0; i < matrix->nbobjs; ++i) {
     for (unsigned j = 0; j < matrix->nbobjs && gpu_at.count(ids[i]) != 0; ++j) {
@@ -114,14 +108,14 @@ Machine parse_hwloc(const std::string& contents, const Element& root) {
   require(version.starts_with("2."), root.line, "is hwloc XML of version '",
           version.empty() ? "1" : version.substr(0, 20),
           "': expected 2, as lstopo of hwloc 2 writes it (also of an older file: lstopo --input OLD.xml NEW.xml)");
-  Checker().check(root, nullptr, 0);
+  check(root, nullptr, 0);
   const Topology topology = new_topology();
   const std::string text = contents.substr(contents.find('<'));
   const bool is_read =
       hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) == 0 &&
       hwloc_topology_load(topology.get()) == 0;
   require(is_read, 0, "hwloc ", hwloc_version(), " cannot read it: it is damaged, or was not written by hwloc");
-  Machine machine = read_objects(topology.get(), Sysfs(""));
+  Machine machine = read_objects(topology.get(), {});
   ISTHMUS_CHECK(TopologyError, machine.num_devices() != 0,
                 "names neither a GPU nor a NIC: lstopo --no-io leaves them out");
   machine.source = "hwloc xml";

@@ -1,88 +1,61 @@
 #include "topology/machine.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <string_view>
-#include <tuple>
 
 namespace isthmus::topology {
 namespace {
 
-// Sorts devices by their numbers; returns where each has gone, -1: it is left out.
-template <typename Device>
-std::vector<int> number_devices(std::vector<Device>& devices, const std::string& what, Machine& machine) {
-  std::vector<int> order, moved(devices.size(), -1);
+template <typename Kind>
+void settle(std::vector<Kind>& devices, const std::string& what, Machine& machine) {
+  require(devices.size() <= kMostDevices, 0, "has ", devices.size(), " ", what, ", more than the ", kMostDevices,
+          " that a machine may have");
   std::set<int> numbers;
-  for (int place = 0; place < static_cast<int>(devices.size()); ++place) {
-    if (devices[place].index != kLeftOut) {
-      order.push_back(place);
-      numbers.insert(devices[place].index);
+  for (Kind& device : devices) {
+    numbers.insert(device.index);
+    for (int at = device.place; at != -1; at = machine.pcie[at].above) {
+      device.numa_node = machine.pcie[at].numa_node;
     }
   }
-  require(order.size() <= kMostDevices, 0, "has ", order.size(), " ", what, ", more than the ", kMostDevices,
-          " that a machine may have");
-  const bool by_bus_id = numbers.size() < order.size() || numbers.count(-1) != 0;
-  if (by_bus_id && order.size() > 1) {
+  const bool by_bus_id = numbers.size() < devices.size() || numbers.count(-1) != 0;
+  if (by_bus_id && devices.size() > 1) {
     machine.note(what + " are numbered by rising bus id, as their drivers do");
   }
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    const Device &one = devices[a], &other = devices[b];
-    return by_bus_id ? std::pair(one.bus_id.empty(), one.bus_id) < std::pair(other.bus_id.empty(), other.bus_id)
-                     : one.index < other.index;
+  std::stable_sort(devices.begin(), devices.end(), [&](const Kind& a, const Kind& b) {
+    return by_bus_id ? std::pair(a.bus_id.empty(), a.bus_id) < std::pair(b.bus_id.empty(), b.bus_id)
+                     : a.index < b.index;
   });
-  std::vector<Device> sorted;
-  for (const int from : order) {
-    moved[from] = static_cast<int>(sorted.size());
-    sorted.push_back(devices[from]);
-    sorted.back().index = by_bus_id ? moved[from] : sorted.back().index;
+  for (size_t place = 0; by_bus_id && place < devices.size(); ++place) {
+    devices[place].index = static_cast<int>(place);
   }
-  devices = std::move(sorted);
-  return moved;
 }
 
-// Returns whether anything is left of the place.
-bool settle(PcieNode& place, const std::vector<int>& gpus, const std::vector<int>& nics) {
-  for (int& device : place.devices) {
-    device = (place.kind == "gpu" ? gpus : nics)[device];
-  }
-  std::erase(place.devices, -1);
-  std::erase_if(place.children, [&](PcieNode& child) { return !settle(child, gpus, nics); });
-  return !place.devices.empty() || !place.children.empty();
-}
-
-void add_paths(const Machine& machine, const PcieNode& place, Path& above, std::vector<Path>& paths) {
-  above.push_back(&place);
-  for (const int device : place.devices) {
-    paths[device + (place.kind == "gpu" ? 0 : machine.gpus.size())] = above;
-  }
-  for (const PcieNode& child : place.children) {
-    add_paths(machine, child, above, paths);
-  }
-  above.pop_back();
+// The lesser of two speeds; unknown where one is.
+std::optional<double> slower(const std::optional<double>& a, const std::optional<double>& b) {
+  return a && b ? std::optional(std::min(*a, *b)) : std::nullopt;
 }
 
 // The NVLinks of two GPUs: those that name the other one, or as many as both have to switches, which are taken for one
 // fabric.
 std::optional<Link> over_nvlink(const Gpu& a, const Gpu& b, Machine& machine) {
-  std::optional<double> slowest = 1e9;
+  std::optional<double> slowest = kMostGbitS;
   int switched[2] = {0, 0}, direct[2] = {0, 0};
   for (const int side : {0, 1}) {
-    const auto& [own, peer] = side == 0 ? std::tie(a, b) : std::tie(b, a);
-    for (const NvLinks& links : own.nvlinks) {
-      const bool is_direct = !peer.bus_id.empty() && links.peer == peer.bus_id;
-      (is_direct ? direct : switched)[side] += is_direct || links.is_to_switch ? links.count : 0;
+    const std::string& peer = (side == 0 ? b : a).bus_id;
+    for (const NvLinks& links : (side == 0 ? a : b).nvlinks) {
+      const bool is_direct = !peer.empty() && links.peer == peer;
       if (is_direct || links.is_to_switch) {
-        slowest = slowest && links.gbit_s ? std::optional(std::min(*slowest, *links.gbit_s)) : std::nullopt;
+        (is_direct ? direct : switched)[side] += links.count;
+        slowest = slower(slowest, links.gbit_s);
       }
     }
   }
-  if (direct[0] != 0 && direct[1] != 0 && direct[0] != direct[1]) {
+  const auto [fewer, more] = std::minmax({direct[0], direct[1]});
+  if (fewer != 0 && fewer != more) {
     machine.note("two GPUs name different numbers of NVLinks between them: the fewer are taken");
   }
-  const bool both = direct[0] != 0 && direct[1] != 0;
-  const int named = both ? std::min(direct[0], direct[1]) : std::max(direct[0], direct[1]);
-  const int count = named != 0 ? named : std::min(switched[0], switched[1]);
+  const int count = fewer != 0 ? fewer : more != 0 ? more : std::min(switched[0], switched[1]);
   if (count == 0) {
     return std::nullopt;
   }
@@ -94,60 +67,42 @@ Link over_pcie(const Path& a, const Path& b, bool in_one_numa_node) {
   if (shared == 0 && !in_one_numa_node) {
     return {"SYS", std::nullopt};
   }
-  // The last shared place is the host bridge, a switch, or the adapter itself; below it come switches and the devices.
-  const bool is_near = std::max(a.size(), b.size()) <= shared + 1;
-  Link link{shared == 0 ? "NODE" : shared == 1 ? "PHB" : is_near ? "PIX" : "PXB", 1e9};
+  std::optional<double> slowest = kMostGbitS;
   for (const Path& path : {a, b}) {
     for (size_t level = std::max<size_t>(shared, 1); level < path.size(); ++level) {
-      const auto& speed = path[level]->link_speed_gbit_s;
-      link.speed_gbit_s =
-          link.speed_gbit_s && speed ? std::optional(std::min(*link.speed_gbit_s, *speed)) : std::nullopt;
+      slowest = slower(slowest, path[level]->link_speed_gbit_s);
     }
   }
-  if (a.empty() || b.empty() || link.speed_gbit_s == 1e9) {
-    link.speed_gbit_s.reset();
+  if (a.empty() || b.empty() || slowest == kMostGbitS) {
+    slowest.reset();
   }
-  return link;
-}
-
-void link_devices(Machine& machine) {
-  const std::vector<Path> paths = machine.paths();
-  const int num_gpus = static_cast<int>(machine.gpus.size()), size = machine.num_devices();
-  const auto numa_node = [&](int device) {
-    return device < num_gpus ? machine.gpus[device].numa_node : machine.nics[device - num_gpus].numa_node;
-  };
-  machine.links.assign(static_cast<size_t>(size) * size, {"X", std::nullopt});
-  for (int a = 0; a < size; ++a) {
-    for (int b = a + 1; b < size; ++b) {
-      std::optional<Link> link;
-      if (b < num_gpus) {
-        link = over_nvlink(machine.gpus[a], machine.gpus[b], machine);
-      }
-      if (!link) {
-        // Where there is one NUMA node only, devices are in it, even if the source does not say so.
-        const bool known = numa_node(a) && numa_node(b);
-        link = over_pcie(paths[a], paths[b], known ? numa_node(a) == numa_node(b) : machine.numa_nodes.size() <= 1);
-      }
-      machine.links[a * size + b] = machine.links[b * size + a] = *link;
-    }
-  }
+  // The last shared place is the host bridge, a switch, or the adapter itself; below it come switches and the devices.
+  const bool is_near = std::max(a.size(), b.size()) <= shared + 1;
+  return {shared == 0 ? "NODE" : shared == 1 ? "PHB" : is_near ? "PIX" : "PXB", slowest};
 }
 
 }  // namespace
 
-std::string Machine::id(int device) const {
+const Device& Machine::device(int number) const {
   const int num_gpus = static_cast<int>(gpus.size());
-  return device < num_gpus ? "GPU" + std::to_string(gpus[device].index)
-                           : "NIC" + std::to_string(nics[device - num_gpus].index);
+  return number < num_gpus ? static_cast<const Device&>(gpus[number]) : nics[number - num_gpus];
 }
 
-std::vector<Path> Machine::paths() const {
-  std::vector<Path> found(gpus.size() + nics.size());
-  Path above;
-  for (const PcieNode& tree : pcie) {
-    add_paths(*this, tree, above, found);
+std::string Machine::id(int number) const {
+  return (number < static_cast<int>(gpus.size()) ? "GPU" : "NIC") + std::to_string(device(number).index);
+}
+
+Path Machine::path(int number) const {
+  Path found;
+  for (int at = device(number).place; at != -1; at = pcie[at].above) {
+    found.insert(found.begin(), &pcie[at]);
   }
   return found;
+}
+
+int Machine::add(const Place& place) {
+  pcie.push_back(place);
+  return static_cast<int>(pcie.size()) - 1;
 }
 
 void Machine::note(const std::string& text) {
@@ -157,18 +112,32 @@ void Machine::note(const std::string& text) {
 }
 
 void finish(Machine& machine) {
-  const std::vector<Path> paths = machine.paths();
-  for (size_t device = 0; device < paths.size(); ++device) {
-    const size_t num_gpus = machine.gpus.size();
-    if (!paths[device].empty()) {
-      (device < num_gpus ? machine.gpus[device].numa_node : machine.nics[device - num_gpus].numa_node) =
-          paths[device].front()->numa_node;
+  const auto by_index = [](const auto& a, const auto& b) { return a.index < b.index; };
+  std::sort(machine.sockets.begin(), machine.sockets.end(), by_index);
+  std::sort(machine.numa_nodes.begin(), machine.numa_nodes.end(), by_index);
+  settle(machine.gpus, "GPUs", machine);
+  settle(machine.nics, "NICs", machine);
+  const int num_gpus = static_cast<int>(machine.gpus.size()), size = machine.num_devices();
+  std::vector<Path> paths;
+  paths.reserve(size);
+  for (int device = 0; device < size; ++device) {
+    paths.push_back(machine.path(device));
+  }
+  machine.links.assign(static_cast<size_t>(size) * size, {"X", std::nullopt});
+  for (int a = 0; a < size; ++a) {
+    for (int b = a + 1; b < size; ++b) {
+      std::optional<Link> link;
+      if (b < num_gpus) {
+        link = over_nvlink(machine.gpus[a], machine.gpus[b], machine);
+      }
+      if (!link) {
+        const auto &one = machine.device(a).numa_node, &other = machine.device(b).numa_node;
+        // Where there is one NUMA node only, devices are in it, even if the source does not say so.
+        link = over_pcie(paths[a], paths[b], one && other ? one == other : machine.numa_nodes.size() <= 1);
+      }
+      machine.links[a * size + b] = machine.links[b * size + a] = *link;
     }
   }
-  const std::vector<int> gpus = number_devices(machine.gpus, "GPUs", machine);
-  const std::vector<int> nics = number_devices(machine.nics, "NICs", machine);
-  std::erase_if(machine.pcie, [&](PcieNode& tree) { return !settle(tree, gpus, nics); });
-  link_devices(machine);
 }
 
 size_t num_shared(const Path& a, const Path& b) {

@@ -58,29 +58,28 @@ struct NvLinks {
   std::optional<double> gbit_s;
 };
 
-// An index of a device that finish() takes out.
-constexpr int kLeftOut = -2;
+// A GPU or a NIC. place: in the PCIe tree; -1: it is in none.
+struct Device {
+  int index = -1;
+  std::string bus_id;
+  std::optional<int> numa_node;
+  int place = -1;
+};
 
 // index: what CUDA or nvidia-smi calls it; -1 while no source says it. fabric: cluster and clique of a multi-node
 // NVLink domain, as NVML names it: GPUs of equal ones reach each other over NVLink.
-struct Gpu {
-  int index = -1;
-  std::string bus_id;
+struct Gpu : Device {
   std::string model;
-  std::optional<int> numa_node;
   std::optional<std::pair<std::string, int>> fabric;
   std::vector<NvLinks> nvlinks;
 };
 
 // One port of a network adapter. name: of the verbs device (mlx5_0) or else of the interface (eth0). kind:
 // "infiniband", "roce", "ethernet", "efa" or "unknown".
-struct Nic {
-  int index = -1;
+struct Nic : Device {
   std::string name;
-  std::string bus_id;
   std::string kind = "unknown";
   std::optional<double> speed_gbit_s;
-  std::optional<int> numa_node;
   bool speaks_rdma() const { return kind == "infiniband" || kind == "roce" || kind == "efa"; }
 };
 
@@ -91,24 +90,23 @@ struct Link {
   std::optional<double> speed_gbit_s;
 };
 
-// A place of the PCIe tree with all that hangs below it. kind: "host bridge", "switch", "gpu" or "nic". Ports are
-// folded into their switch. devices: places in `gpus` or `nics` of the machine: one GPU, or the ports of one adapter.
-// link_speed_gbit_s: of the link towards the root. numa_node: a host bridge's.
-struct PcieNode {
+// A place of the PCIe tree. kind: "host bridge", "switch", "gpu" or "nic", which may be several ports of one adapter.
+// Ports of a switch are folded into it. above: in the machine's list; -1 for a host bridge. link_speed_gbit_s: of the
+// link towards the root. numa_node: a host bridge's.
+struct Place {
   std::string kind;
   std::string bus_id;
-  std::vector<int> devices;
+  int above = -1;
   std::optional<double> link_speed_gbit_s;
   std::optional<int> numa_node;
-  std::vector<PcieNode> children;
 };
 
 // The places from the top of a tree down to a device; none for one that is not in it.
-using Path = std::vector<const PcieNode*>;
+using Path = std::vector<const Place*>;
 
 // source: where the description came from. links: of all devices with all, a row after the other; GPUs come before
-// NICs, each by rising index. pcie: a tree for each host bridge. notes: what was assumed, one sentence each, for
-// people.
+// NICs, each by rising index. pcie: whatever is above another place comes before it; places without devices are of no
+// account. notes: what was assumed, one sentence each, for people.
 struct Machine {
   std::string name;
   std::string source;
@@ -117,21 +115,23 @@ struct Machine {
   std::vector<Gpu> gpus;
   std::vector<Nic> nics;
   std::vector<Link> links;
-  std::vector<PcieNode> pcie;
+  std::vector<Place> pcie;
   std::vector<std::string> notes;
 
   int num_devices() const { return static_cast<int>(gpus.size() + nics.size()); }
+  const Device& device(int number) const;
   // "GPU0", "NIC3".
   std::string id(int device) const;
   const Link& link(int a, int b) const { return links[a * num_devices() + b]; }
-  // By device, as links are.
-  std::vector<Path> paths() const;
+  Path path(int device) const;
+  // Returns the number of the place.
+  int add(const Place& place);
   // Unless it is there.
   void note(const std::string& text);
 };
 
 // Numbers devices: as their source does where all have a number of their own, else by bus id. Devices get the NUMA node
-// of their host bridge, and links; places of the tree without devices go.
+// of their host bridge, and links. Sockets and NUMA nodes are sorted.
 void finish(Machine& machine);
 
 // How many places two paths begin with in common.

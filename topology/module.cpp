@@ -2,8 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <set>
+
 #include "topology/discover.h"
-#include "topology/nvml.h"
 #include "topology/rails.h"
 #include "topology/read.h"
 
@@ -31,46 +32,63 @@ py::dict nvml_facts() {
   return py::dict("driver"_a = facts.driver, "missing"_a = facts.missing, "fabrics"_a = fabrics);
 }
 
-py::list pcie(const Machine& machine, const std::vector<PcieNode>& places) {
+// The places below one of the tree, those alone that devices hang from.
+py::list pcie(const Machine& machine, const std::set<int>& used, int above) {
   py::list found;
-  for (const PcieNode& place : places) {
-    py::list devices;
-    for (const int device : place.devices) {
-      devices.append(machine.id(device + (place.kind == "gpu" ? 0 : static_cast<int>(machine.gpus.size()))));
+  for (auto place = used.upper_bound(above); place != used.end(); ++place) {
+    const Place& one = machine.pcie[*place];
+    if (one.above != above) {
+      continue;
     }
-    found.append(py::dict("kind"_a = place.kind, "bus_id"_a = text(place.bus_id), "devices"_a = devices,
-                          "link_speed_gbit_s"_a = place.link_speed_gbit_s, "numa_node"_a = place.numa_node,
-                          "children"_a = pcie(machine, place.children)));
+    py::list devices;
+    for (int device = 0; device < machine.num_devices(); ++device) {
+      if (machine.device(device).place == *place) {
+        devices.append(machine.id(device));
+      }
+    }
+    found.append(py::dict("kind"_a = one.kind, "bus_id"_a = text(one.bus_id), "devices"_a = devices,
+                          "link_speed_gbit_s"_a = one.link_speed_gbit_s, "numa_node"_a = one.numa_node,
+                          "children"_a = pcie(machine, used, *place)));
+  }
+  return found;
+}
+
+template <typename Item, typename Describe>
+py::list each(const std::vector<Item>& items, const Describe& describe) {
+  py::list found;
+  for (const Item& item : items) {
+    found.append(describe(item));
   }
   return found;
 }
 
 // The machine as the JSON of `isthmus topo` has it.
 py::dict facts(const Machine& machine) {
-  py::list sockets, numa_nodes, gpus, nics, links;
-  for (const Socket& socket : machine.sockets) {
+  const py::list sockets = each(machine.sockets, [&](const Socket& socket) {
     py::list inside;
     for (const NumaNode& node : machine.numa_nodes) {
       if (node.socket == socket.index) {
         inside.append(node.index);
       }
     }
-    sockets.append(py::dict("index"_a = socket.index, "numa_nodes"_a = inside, "model"_a = text(socket.model)));
-  }
-  for (const NumaNode& node : machine.numa_nodes) {
-    numa_nodes.append(py::dict("index"_a = node.index, "socket"_a = node.socket, "cpus"_a = text(node.cpus)));
-  }
-  for (const Gpu& gpu : machine.gpus) {
-    const py::object fabric =
-        !gpu.fabric ? py::none()
-                    : py::object(py::dict("cluster"_a = gpu.fabric->first, "clique"_a = gpu.fabric->second));
-    gpus.append(py::dict("index"_a = gpu.index, "bus_id"_a = text(gpu.bus_id), "model"_a = text(gpu.model),
-                         "numa_node"_a = gpu.numa_node, "fabric"_a = fabric));
-  }
-  for (const Nic& nic : machine.nics) {
-    nics.append(py::dict("index"_a = nic.index, "name"_a = text(nic.name), "bus_id"_a = text(nic.bus_id),
-                         "kind"_a = nic.kind, "speed_gbit_s"_a = nic.speed_gbit_s, "numa_node"_a = nic.numa_node));
-  }
+    return py::dict("index"_a = socket.index, "numa_nodes"_a = inside, "model"_a = text(socket.model));
+  });
+  const py::list numa_nodes = each(machine.numa_nodes, [](const NumaNode& node) {
+    return py::dict("index"_a = node.index, "socket"_a = node.socket, "cpus"_a = text(node.cpus));
+  });
+  const py::list gpus = each(machine.gpus, [](const Gpu& gpu) {
+    py::object fabric = py::none();
+    if (gpu.fabric) {
+      fabric = py::dict("cluster"_a = gpu.fabric->first, "clique"_a = gpu.fabric->second);
+    }
+    return py::dict("index"_a = gpu.index, "bus_id"_a = text(gpu.bus_id), "model"_a = text(gpu.model),
+                    "numa_node"_a = gpu.numa_node, "fabric"_a = fabric);
+  });
+  const py::list nics = each(machine.nics, [](const Nic& nic) {
+    return py::dict("index"_a = nic.index, "name"_a = text(nic.name), "bus_id"_a = text(nic.bus_id),
+                    "kind"_a = nic.kind, "speed_gbit_s"_a = nic.speed_gbit_s, "numa_node"_a = nic.numa_node);
+  });
+  py::list links;
   for (int a = 0; a < machine.num_devices(); ++a) {
     for (int b = a + 1; b < machine.num_devices(); ++b) {
       const Link& link = machine.link(a, b);
@@ -78,21 +96,26 @@ py::dict facts(const Machine& machine) {
                             "speed_gbit_s"_a = link.speed_gbit_s));
     }
   }
+  std::set<int> used;
+  for (int device = 0; device < machine.num_devices(); ++device) {
+    for (int at = machine.device(device).place; at != -1; at = machine.pcie[at].above) {
+      used.insert(at);
+    }
+  }
   return py::dict("name"_a = machine.name, "source"_a = machine.source, "sockets"_a = sockets,
                   "numa_nodes"_a = numa_nodes, "gpus"_a = gpus, "nics"_a = nics, "links"_a = links,
-                  "pcie"_a = pcie(machine, machine.pcie), "notes"_a = machine.notes);
+                  "pcie"_a = pcie(machine, used, -1), "notes"_a = machine.notes);
 }
 
 py::tuple rails(const Machine& machine, std::optional<int> ranks_per_node) {
   const Rails found = find_rails(machine, ranks_per_node);
-  py::list rails;
-  for (const Rail& rail : found.rails) {
-    rails.append(py::dict(
-        "local_index"_a = rail.local_index, "gpu"_a = rail.gpu < 0 ? py::none() : text(machine.id(rail.gpu)),
-        "nic"_a = machine.id(static_cast<int>(machine.gpus.size()) + rail.nic), "distance"_a = text(rail.distance),
-        "num_sharing"_a = rail.num_sharing, "speed_gbit_s"_a = rail.speed_gbit_s));
-  }
-  return py::make_tuple(rails, found.notes);
+  const auto describe = [&](const Rail& rail) {
+    return py::dict("local_index"_a = rail.local_index, "gpu"_a = text(rail.gpu < 0 ? "" : machine.id(rail.gpu)),
+                    "nic"_a = machine.id(static_cast<int>(machine.gpus.size()) + rail.nic),
+                    "distance"_a = text(rail.distance), "num_sharing"_a = rail.num_sharing,
+                    "speed_gbit_s"_a = rail.speed_gbit_s);
+  };
+  return py::make_tuple(each(found.rails, describe), found.notes);
 }
 
 PYBIND11_MODULE(_topology, module) {

@@ -3,6 +3,7 @@
 // and a <cpu> for a NUMA node with all its host bridges.
 #include <algorithm>
 #include <map>
+#include <regex>
 #include <set>
 
 #include "topology/pcie.h"
@@ -26,26 +27,21 @@ std::optional<double> nvlink_gbit_s(long long capability) {
 
 // Processors in a mask of 32-bit words, the highest first: "000000ff,ffff0000" -> "16-39". "": no such mask.
 std::string cpus_of_mask(std::string mask) {
-  size_t in_word = 0;
-  for (const char one : mask) {
-    in_word = one == ',' ? 0 : in_word + 1;
-    if ((one != ',' && std::isxdigit(static_cast<unsigned char>(one)) == 0) || in_word > 8 || mask.size() > 2304) {
-      return "";
-    }
+  static const std::regex kMask("(?:[0-9a-fA-F]{0,8},)*[0-9a-fA-F]{0,8}");
+  if (mask.size() > 2304 || !std::regex_match(mask, kMask)) {
+    return "";
   }
   std::erase(mask, ',');
-  const auto has = [&](int cpu) {
-    const int digit = static_cast<int>(mask.size()) - 1 - cpu / 4;
-    return digit >= 0 && (std::stoi(std::string(1, mask[digit]), nullptr, 16) >> cpu % 4 & 1) != 0;
-  };
   std::string cpus;
-  for (int cpu = 0; cpu < static_cast<int>(mask.size()) * 4; ++cpu) {
-    if (has(cpu)) {
-      const int first = cpu;
-      while (has(cpu + 1)) {
-        ++cpu;
-      }
-      cpus += (cpus.empty() ? "" : ",") + std::to_string(first) + (cpu == first ? "" : "-" + std::to_string(cpu));
+  const int end = static_cast<int>(mask.size()) * 4;
+  for (int cpu = 0, first = -1; cpu <= end; ++cpu) {
+    const bool is_in = cpu < end && (std::stoi(mask.substr((end - 1 - cpu) / 4, 1), nullptr, 16) >> cpu % 4 & 1) != 0;
+    if (is_in && first == -1) {
+      first = cpu;
+    } else if (!is_in && first != -1) {
+      cpus += (cpus.empty() ? "" : ",") + std::to_string(first);
+      cpus += first == cpu - 1 ? "" : isthmus::detail::concatenate("-", cpu - 1);
+      first = -1;
     }
   }
   return cpus;
@@ -53,17 +49,15 @@ std::string cpus_of_mask(std::string mask) {
 
 // The first 16 of the 24 bits that are written as 0x030200; "0x03" alone is a class without a subclass.
 int class_code(const Element& pci) {
-  std::string digits = pci.text("class");
-  const std::string text = digits;
-  if (digits.empty()) {
+  static const std::regex kClass("(?:0[xX])?([0-9a-fA-F]{1,6})");
+  const std::string text = pci.text("class");
+  if (text.empty()) {
     return -1;
   }
-  digits = digits.substr(digits.starts_with("0x") || digits.starts_with("0X") ? 2 : 0);
-  const bool is_hexadecimal = digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  require(!digits.empty() && digits.size() <= 6 && is_hexadecimal, pci.line, "<pci> has class='", text.substr(0, 40),
-          "': expected one like 0x030200");
-  digits.resize(std::max<size_t>(digits.size(), 4), '0');
-  return std::stoi(digits.substr(0, 4), nullptr, 16);
+  std::smatch match;
+  const bool is_code = std::regex_match(text, match, kClass);
+  require(is_code, pci.line, "<pci> has class='", text.substr(0, 40), "': expected one like 0x030200");
+  return std::stoi((match.str(1) + "000").substr(0, 4), nullptr, 16);
 }
 
 std::string bus_id_of(const Element& element, const char* attribute) {
@@ -109,12 +103,9 @@ class Reader {
     for (Gpu& gpu : machine_.gpus) {
       has_nvlinks = has_nvlinks || !gpu.nvlinks.empty();
       for (NvLinks& links : gpu.nvlinks) {  // one that has no class may be a GPU of the file still
-        links.is_to_switch = links.is_to_switch && line_of_gpu_.count(links.peer) == 0;
+        links.is_to_switch = links.is_to_switch && gpus_.count(links.peer) == 0;
       }
     }
-    const auto by_index = [](const auto& a, const auto& b) { return a.index < b.index; };
-    std::sort(machine_.numa_nodes.begin(), machine_.numa_nodes.end(), by_index);
-    std::sort(machine_.sockets.begin(), machine_.sockets.end(), by_index);
     finish(machine_);
     machine_.source = "nccl xml";
     if (machine_.numa_nodes.size() > 1) {
@@ -130,48 +121,50 @@ class Reader {
   // A NUMA node with all that hangs from it.
   void read_cpu(const Element& cpu) {
     const int index = static_cast<int>(cpu.integer("numaid", -1, kMostNumaNodes - 1, -1));
-    PcieNode bridge{"host bridge", "", {}, {}, {}, {}};
+    const int bridge = machine_.add({"host bridge", "", -1, {}, {}});
     if (index < 0) {
       machine_.note("a NUMA node has no number: its devices are in none");
     } else {
       require(numbers_.insert(index).second, cpu.line, "NUMA node ", index, " is given twice");
       machine_.numa_nodes.push_back({index, index, cpus_of_mask(cpu.text("affinity"))});
       machine_.sockets.push_back({index, processor_model(cpu)});
-      bridge.numa_node = index;
+      machine_.pcie[bridge].numa_node = index;
     }
     for (const Element* nic : cpu.all("nic")) {
-      bridge.children.push_back({"nic", "", nets(*nic, "", -1, -1), {}, {}, {}});
+      read_nets(*nic, machine_.add({"nic", "", bridge, {}, {}}), -1, -1);
     }
     for (const Element* pci : cpu.all("pci")) {
       read_pci(*pci, bridge, 2);
     }
-    machine_.pcie.push_back(std::move(bridge));
   }
 
-  void read_pci(const Element& pci, PcieNode& parent, int depth) {
+  void read_pci(const Element& pci, int above, int depth) {
     require(depth <= kMostPcieLevels, pci.line, "PCIe devices nest more than ", kMostPcieLevels, " deep");
-    PcieNode place{
-        "switch", bus_id_of(pci, "busid"), {}, pcie_gbit_s({pci.text("link_speed"), pci.text("link_width")}), {}, {}};
-    const auto [first, is_new] = line_of_.emplace(place.bus_id, pci.line);
-    require(is_new, pci.line, "bus id ", place.bus_id, " is given twice, first in line ", first->second);
+    const std::string bus_id = bus_id_of(pci, "busid");
+    const auto [first, is_new] = line_of_.emplace(bus_id, pci.line);
+    require(is_new, pci.line, "bus id ", bus_id, " is given twice, first in line ", first->second);
+    const int place =
+        machine_.add({"switch", bus_id, above, pcie_gbit_s({pci.text("link_speed"), pci.text("link_width")}), {}});
     const int code = class_code(pci), vendor = static_cast<int>(pci.integer("vendor", 0, 0xFFFF, -1));
     const auto gpus = pci.all("gpu"), nics = pci.all("nic");
     if (!gpus.empty() || (code != -1 && is_gpu(code, vendor))) {
-      place.kind = "gpu";
-      place.devices = {static_cast<int>(machine_.gpus.size())};
-      machine_.gpus.push_back(gpu(pci, gpus.empty() ? nullptr : gpus[0], place.bus_id, vendor));
-      line_of_gpu_.emplace(place.bus_id, pci.line);
+      machine_.pcie[place].kind = "gpu";
+      machine_.gpus.push_back(gpu(pci, gpus.empty() ? nullptr : gpus[0], bus_id, vendor));
+      machine_.gpus.back().place = place;
+      gpus_.insert(bus_id);
     } else if (!nics.empty() || (code != -1 && is_nic(code))) {
-      place.kind = "nic";
-      place.devices = nics.empty() ? std::vector<int>() : nets(*nics[0], place.bus_id, code, vendor);
-      if (place.devices.empty()) {
-        place.devices = {add({-1, "", place.bus_id, nic_kind(code, vendor, "", code == 0x0207), {}, {}})};
+      machine_.pcie[place].kind = "nic";
+      const size_t before = machine_.nics.size();
+      if (!nics.empty()) {
+        read_nets(*nics[0], place, code, vendor);
+      }
+      if (machine_.nics.size() == before) {
+        add_nic(place).kind = nic_kind(code, vendor, "", code == 0x0207);
       }
     }
     for (const Element* child : pci.all("pci")) {
       read_pci(*child, place, depth + 1);
     }
-    parent.children.push_back(std::move(place));
   }
 
   // A GPU that <gpu> describes, or one that is known by its class only.
@@ -204,35 +197,31 @@ class Reader {
     return found;
   }
 
-  std::vector<int> nets(const Element& nic, const std::string& bus_id, int code, int vendor) {
-    std::vector<int> places;
+  void read_nets(const Element& nic, int place, int code, int vendor) {
     for (const Element* net : nic.all("net")) {
-      const std::string name = net->text("name");
-      const long long mbit_s = net->integer("speed", -kMostMbitS, kMostMbitS, 0);
+      Nic& port = add_nic(place);
+      port.name = net->text("name");
+      const auto mbit_s = static_cast<double>(net->integer("speed", -kMostMbitS, kMostMbitS, 0));
+      port.speed_gbit_s = mbit_s > 0 ? std::optional(mbit_s / 1000) : std::nullopt;
       // NCCL names sockets after interfaces (eth0, ens5), and devices of verbs or plugins otherwise (mlx5_0).
-      bool speaks_verbs = true;
-      for (const char* start : {"eth", "en", "bond", "ib"}) {
-        speaks_verbs = speaks_verbs && !name.starts_with(start);
-      }
-      const int index = static_cast<int>(net->integer("dev", 0, kMostIndex, -1));
-      places.push_back(add({index,
-                            name,
-                            bus_id,
-                            nic_kind(code, vendor, name, speaks_verbs),
-                            mbit_s > 0 ? std::optional(static_cast<double>(mbit_s) / 1000) : std::nullopt,
-                            {}}));
+      const bool speaks_verbs = !(port.name.starts_with("eth") || port.name.starts_with("en") ||
+                                  port.name.starts_with("bond") || port.name.starts_with("ib"));
+      port.kind = nic_kind(code, vendor, port.name, speaks_verbs);
+      port.index = static_cast<int>(net->integer("dev", 0, kMostIndex, -1));
     }
-    return places;
   }
 
-  int add(const Nic& nic) {
-    machine_.nics.push_back(nic);
-    return static_cast<int>(machine_.nics.size()) - 1;
+  Nic& add_nic(int place) {
+    Nic& nic = machine_.nics.emplace_back();
+    nic.bus_id = machine_.pcie[place].bus_id;
+    nic.place = place;
+    return nic;
   }
 
   Machine machine_;
   std::set<int> numbers_;
-  std::map<std::string, int> line_of_, line_of_gpu_;
+  std::set<std::string> gpus_;
+  std::map<std::string, int> line_of_;
 };
 
 }  // namespace

@@ -1,11 +1,10 @@
-#include "topology/nvml.h"
-
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "topology/discover.h"
 #include "topology/pcie.h"
 
 namespace isthmus::topology {
@@ -52,6 +51,14 @@ class Nvml {
     return function == nullptr ? -1 : function(arguments...);
   }
 
+  // What a function writes; "": nothing.
+  template <typename... Arguments>
+  std::string text(const char* name, Arguments... arguments) const {
+    char written[97] = {};
+    const int result = call(name, arguments..., static_cast<char*>(written), static_cast<unsigned>(sizeof written - 1));
+    return result == 0 ? printable(written) : "";
+  }
+
   std::string error(int result) const {
     const auto text = reinterpret_cast<const char* (*)(int)>(dlsym(library_, "nvmlErrorString"));
     return text == nullptr ? "error " + std::to_string(result) : text(result);
@@ -64,10 +71,7 @@ class Nvml {
     if (call("nvmlDeviceGetPciInfo_v3", device, &pci) == 0) {
       found.bus_id = bus_id(pci);
     }
-    char name[96] = {};
-    if (call("nvmlDeviceGetName", device, static_cast<char*>(name), static_cast<unsigned>(sizeof name - 1)) == 0) {
-      found.model = printable(name);
-    }
+    found.model = text("nvmlDeviceGetName", device);
     for (unsigned link = 0; link < kMostNvLinks; ++link) {
       unsigned state = 0;
       if (call("nvmlDeviceGetNvLinkState", device, link, &state) == 0 && state == kEnabled) {
@@ -87,7 +91,7 @@ class Nvml {
   }
 
  private:
-  // As Linux writes it: "0000:07:00.0" for NVML's "00000000:07:00.0"; all ones: no device.
+  // As Linux writes it; all ones: no device.
   static std::string bus_id(const PciInfo& pci) {
     const std::string text(pci.bus_id, strnlen(pci.bus_id, sizeof pci.bus_id));
     return text.starts_with("FFFFFFFF") || text.starts_with("ffffffff") ? "" : canonical_bus_id(text);
@@ -127,8 +131,7 @@ class Nvml {
   void* library_;
 };
 
-NvmlFacts read_all(const Nvml& nvml) {
-  NvmlFacts facts;
+void read_all(const Nvml& nvml, NvmlFacts& facts) {
   unsigned count = 0;
   nvml.call("nvmlDeviceGetCount_v2", &count);
   for (unsigned index = 0; index < count; ++index) {
@@ -140,28 +143,22 @@ NvmlFacts read_all(const Nvml& nvml) {
       facts.notes.push_back("NVML: GPU " + std::to_string(index) + " left out: " + nvml.error(result));
     }
   }
-  char driver[81] = {};
-  if (nvml.call("nvmlSystemGetDriverVersion", static_cast<char*>(driver), static_cast<unsigned>(sizeof driver - 1)) ==
-      0) {
-    facts.driver = printable(driver);
-  }
-  return facts;
+  facts.driver = nvml.text("nvmlSystemGetDriverVersion");
 }
 
 }  // namespace
 
 NvmlFacts read_nvml(const char* library) {
-  NvmlFacts facts;
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    facts.missing = "NVML: NVML Shared Library Not Found";
-    return facts;
+    return {{}, "", "NVML: NVML Shared Library Not Found", {}};
   }
+  NvmlFacts facts;
   const Nvml nvml(handle);
   if (const int result = nvml.call("nvmlInit_v2"); result != 0) {
     facts.missing = "NVML: " + nvml.error(result);
   } else {
-    facts = read_all(nvml);
+    read_all(nvml, facts);
     nvml.call("nvmlShutdown");
   }
   dlclose(handle);

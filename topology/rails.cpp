@@ -11,11 +11,8 @@ namespace {
 constexpr double kLeastShareOfFastest = .5;
 
 int farness(const std::string& kind) {
-  if (kind.starts_with("NV")) {
-    return 0;
-  }
-  const std::vector<std::string> kinds = {"PIX", "PXB", "PHB", "NODE", "SYS"};
-  return 1 + static_cast<int>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
+  static const std::vector<std::string> kKinds = {"PIX", "PXB", "PHB", "NODE", "SYS"};
+  return kind.starts_with("NV") ? -1 : static_cast<int>(std::find(kKinds.begin(), kKinds.end(), kind) - kKinds.begin());
 }
 
 class Pairing {
@@ -28,20 +25,13 @@ class Pairing {
 
   Rails rails() const {
     Rails found;
-    const int num_counted = std::min(num_ranks_, static_cast<int>(nics_.size()));
-    std::vector<int> by_order;
-    by_order.reserve(num_ranks_);
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      by_order.push_back(nics_[static_cast<size_t>(rank) * num_counted / num_ranks_]);
-    }
-    const std::vector<int> chosen = num_gpus_ > 0 ? spread(by_order) : by_order;
-    const std::vector<std::optional<double>> bounds =
-        num_gpus_ > 0 ? pcie_bounds(chosen) : std::vector<std::optional<double>>(chosen.size());
+    const std::vector<int> chosen = num_gpus_ > 0 ? spread() : by_order();
+    const std::vector<double> bounds = pcie_bounds(chosen);
     for (int rank = 0; rank < num_ranks_; ++rank) {
       const int nic = chosen[rank], sharing = static_cast<int>(std::count(chosen.begin(), chosen.end(), nic));
       Rail rail{rank, num_gpus_ > 0 ? rank : -1, nic, num_gpus_ > 0 ? link(rank, nic).kind : "", sharing, speed(nic)};
       if (rail.speed_gbit_s) {
-        rail.speed_gbit_s = std::min(*rail.speed_gbit_s / sharing, bounds[rank].value_or(1e9));
+        rail.speed_gbit_s = std::min(*rail.speed_gbit_s / sharing, bounds[rank]);
       }
       found.rails.push_back(rail);
     }
@@ -53,91 +43,91 @@ class Pairing {
   const Link& link(int gpu, int nic) const { return machine_.link(gpu, num_gpus_ + nic); }
   const std::optional<double>& speed(int nic) const { return machine_.nics[nic].speed_gbit_s; }
 
-  std::vector<int> nearest(int gpu) const {
-    std::vector<int> found;
-    int least = 100;
-    for (const int nic : nics_) {
-      const int far = farness(link(gpu, nic).kind);
-      if (far < least) {
-        found.clear();
-        least = far;
-      }
-      if (far == least) {
-        found.push_back(nic);
-      }
+  // The speed of one of these NICs, all of which count as equal if one's is unknown.
+  double weight(int nic, const std::vector<int>& nics) const {
+    const bool known = std::all_of(nics.begin(), nics.end(), [&](int one) { return speed(one).has_value(); });
+    return known ? *speed(nic) : 1;
+  }
+
+  std::vector<int> by_order() const {
+    const size_t num_counted = std::min(static_cast<size_t>(num_ranks_), nics_.size());
+    std::vector<int> chosen;
+    chosen.reserve(num_ranks_);
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      chosen.push_back(nics_[rank * num_counted / num_ranks_]);
     }
-    return found;
+    return chosen;
+  }
+
+  std::vector<int> nearest(int gpu) const {
+    std::map<int, std::vector<int>> nics;
+    for (const int nic : nics_) {
+      nics[farness(link(gpu, nic).kind)].push_back(nic);
+    }
+    return nics.begin()->second;
   }
 
   // Gives each GPU one of its nearest NICs, so that as few as possible share one: by order, where that is as good. Who
   // has the fewest choices chooses first: on a tree sets of nearest NICs are nested or disjoint, and then no other
   // order shares less.
-  std::vector<int> spread(const std::vector<int>& by_order) const {
+  std::vector<int> spread() const {
+    const std::vector<int> in_order = by_order();
     std::vector<std::vector<int>> choices;
-    std::vector<int> turn;
+    std::vector<int> turn, chosen(num_ranks_);
     bool all_near = true;
     for (int rank = 0; rank < num_ranks_; ++rank) {
       choices.push_back(nearest(rank));
       turn.push_back(rank);
-      all_near = all_near && std::count(choices[rank].begin(), choices[rank].end(), by_order[rank]) != 0;
+      all_near = all_near && std::count(choices[rank].begin(), choices[rank].end(), in_order[rank]) != 0;
     }
     std::stable_sort(turn.begin(), turn.end(), [&](int a, int b) { return choices[a].size() < choices[b].size(); });
-    std::vector<int> chosen(choices.size());
     std::map<int, int> load;
     for (const int rank : turn) {
-      chosen[rank] = roomiest(choices[rank], load);
+      // The NIC that leaves most to one more rank; the first of equals.
+      const std::vector<int>& near = choices[rank];
+      const auto room = [&](int nic) { return weight(nic, near) / (load[nic] + 1); };
+      chosen[rank] = *std::max_element(near.begin(), near.end(), [&](int a, int b) { return room(a) < room(b); });
       ++load[chosen[rank]];
     }
-    return all_near && least_share(by_order) >= least_share(chosen) ? by_order : chosen;
+    return all_near && least_share(in_order) >= least_share(chosen) ? in_order : chosen;
   }
 
-  // The NIC that leaves most to one more rank; the first of equals.
-  int roomiest(const std::vector<int>& nics, std::map<int, int>& load) const {
-    const bool known = std::all_of(nics.begin(), nics.end(), [&](int nic) { return speed(nic).has_value(); });
-    const auto room = [&](int nic) { return (known ? *speed(nic) : 1) / (load[nic] + 1); };
-    return *std::max_element(nics.begin(), nics.end(), [&](int a, int b) { return room(a) < room(b); });
-  }
-
-  // What the NIC with least for each of its ranks gives them; speeds count as equal if one is unknown.
+  // What the NIC with least for each of its ranks gives them.
   double least_share(const std::vector<int>& chosen) const {
-    const bool known = std::all_of(chosen.begin(), chosen.end(), [&](int nic) { return speed(nic).has_value(); });
-    double least = 1e9;
+    double least = kMostGbitS;
     for (const int nic : chosen) {
-      least = std::min(least,
-                       (known ? *speed(nic) : 1) / static_cast<double>(std::count(chosen.begin(), chosen.end(), nic)));
+      least = std::min(least, weight(nic, chosen) / static_cast<double>(std::count(chosen.begin(), chosen.end(), nic)));
     }
     return least;
   }
 
   // What bounds each rank's way: its own speed, and that of its PCIe links, divided among the ways over them.
-  std::vector<std::optional<double>> pcie_bounds(const std::vector<int>& chosen) const {
-    const std::vector<Path> paths = machine_.paths();
-    std::vector<std::vector<const PcieNode*>> ways;
-    std::map<const PcieNode*, int> num_over;
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      ways.push_back(between(paths[rank], paths[num_gpus_ + chosen[rank]]));
-      for (const PcieNode* place : ways.back()) {
+  std::vector<double> pcie_bounds(const std::vector<int>& chosen) const {
+    std::vector<double> bounds(num_ranks_, kMostGbitS);
+    std::vector<Path> ways;
+    std::map<const Place*, int> num_over;
+    for (int rank = 0; rank < std::min(num_ranks_, num_gpus_); ++rank) {
+      ways.push_back(between(machine_.path(rank), machine_.path(num_gpus_ + chosen[rank])));
+      for (const Place* place : ways.back()) {
         ++num_over[place];
       }
     }
-    std::vector<std::optional<double>> bounds;
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      double least = link(rank, chosen[rank]).speed_gbit_s.value_or(1e9);
-      for (const PcieNode* place : ways[rank]) {
-        least = std::min(least, place->link_speed_gbit_s.value_or(1e9) / num_over[place]);
+    for (size_t rank = 0; rank < ways.size(); ++rank) {
+      bounds[rank] = link(static_cast<int>(rank), chosen[rank]).speed_gbit_s.value_or(kMostGbitS);
+      for (const Place* place : ways[rank]) {
+        bounds[rank] = std::min(bounds[rank], place->link_speed_gbit_s.value_or(kMostGbitS) / num_over[place]);
       }
-      bounds.emplace_back(least);
     }
     return bounds;
   }
 
   // The places on the way whose links towards the root bound it: devices, and switches at a host bridge. Links between
   // switches do not: one chip may present itself as several, which no real link joins.
-  static std::vector<const PcieNode*> between(const Path& a, const Path& b) {
-    std::vector<const PcieNode*> places;
+  static Path between(const Path& a, const Path& b) {
+    Path places;
     for (const Path& path : {a, b}) {
       for (size_t level = std::max<size_t>(num_shared(a, b), 1); level < path.size(); ++level) {
-        if (level == 1 || !path[level]->devices.empty()) {
+        if (level == 1 || path[level]->kind != "switch") {
           places.push_back(path[level]);
         }
       }

@@ -13,16 +13,15 @@ namespace {
 constexpr size_t kMostBytes = 64 << 20;  // of a file; lstopo writes a few megabytes of the largest machines
 // The place of the first byte that is no UTF-8; the size of the text: all is.
 size_t first_foreign(const std::string& text) {
-  for (size_t i = 0; i < text.size();) {
-    const int lead = static_cast<unsigned char>(text[i]);
-    size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-    for (size_t next = 1; next < length; ++next) {
-      length = i + next < text.size() && (text[i + next] & 0xC0) == 0x80 ? length : 0;
+  for (size_t next = 0, begin = 0; begin < text.size(); begin = next) {
+    const int lead = static_cast<unsigned char>(text[next++]);
+    int missing = lead < 0x80 ? 0 : lead < 0xC2 ? -1 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : -1;
+    for (; missing > 0 && (text[next] & 0xC0) == 0x80; ++next) {  // behind the text is a zero
+      --missing;
     }
-    if (length == 0) {
-      return i;
+    if (missing != 0) {
+      return begin;
     }
-    i += length;
   }
   return text.size();
 }

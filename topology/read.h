@@ -2,10 +2,11 @@
 // hands out), and the matrix that `nvidia-smi topo -m` prints.
 #pragma once
 
+#include <map>
 #include <string>
+#include <vector>
 
 #include "topology/machine.h"
-#include "topology/xml.h"
 
 namespace isthmus::topology {
 
@@ -18,6 +19,25 @@ Machine read_machine(const std::string& path);
 
 // The machine that the contents of a file describe, whichever format they have. name: of the machine.
 Machine parse_machine(const std::string& contents, const std::string& name);
+
+// An element of XML. line: where it begins.
+struct Element {
+  std::string tag;
+  std::map<std::string, std::string> attributes;
+  int line = 0;
+  std::vector<Element> children;
+
+  std::vector<const Element*> all(const std::string& of_tag) const;
+  // An attribute, printable; "": it is missing or empty.
+  std::string text(const std::string& name) const;
+  // A decimal number, or a hexadecimal one with 0x; `absent` where it is missing. Throws TopologyError for what is no
+  // number from `least` to `most`.
+  long long integer(const std::string& name, long long least, long long most, long long absent) const;
+};
+
+// The root. Throws TopologyError, with the line, for what is not well-formed, declares entities, or nests too deep. It
+// borrows nothing.
+Element parse_xml(const std::string& text);
 
 // The formats. They leave `name` to their caller.
 Machine parse_nccl(const Element& system);

@@ -222,7 +222,9 @@ Machine Matrix::machine() const {
   std::map<int, std::string> numa_nodes;
   for (const auto& [index, device] : gpus) {
     const auto [cpus, numa_node] = affinity(rows_.at(device), machine);
-    machine.gpus.push_back({index, "", "", numa_node, {}, {}});
+    Gpu& gpu = machine.gpus.emplace_back();
+    gpu.index = index;
+    gpu.numa_node = numa_node;
     if (numa_node) {
       numa_nodes.emplace(*numa_node, cpus);
     }
@@ -236,17 +238,20 @@ Machine Matrix::machine() const {
   };
   for (const auto& [index, device] : nics) {
     const auto named = legend_.find(device);
-    const std::string name = named != legend_.end() ? named->second : is_numbered(device, "NIC") ? "" : device;
+    Nic& nic = machine.nics.emplace_back();
+    nic.index = index;
+    nic.name = named != legend_.end() ? named->second : is_numbered(device, "NIC") ? "" : device;
+    nic.kind = nic_kind(-1, -1, nic.name, true);
     std::vector<std::optional<int>> near;
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
       if (link(device, gpus[gpu].second) != "SYS") {
         near.push_back(machine.gpus[gpu].numa_node);
       }
     }
-    const bool in_one =
-        !near.empty() && std::count(near.begin(), near.end(), near[0]) == static_cast<long>(near.size());
-    machine.nics.push_back({index, name, "", nic_kind(-1, -1, name, true), {}, in_one ? near[0] : std::nullopt});
-    if (name.empty()) {
+    if (std::count(near.begin(), near.end(), near.empty() ? std::nullopt : near[0]) == static_cast<long>(near.size())) {
+      nic.numa_node = near.empty() ? std::nullopt : near[0];
+    }
+    if (nic.name.empty()) {
       machine.note("the matrix has no legend of its NICs: their names are unknown");
     }
   }

@@ -1,10 +1,9 @@
-#include "topology/xml.h"
-
+// The XML of machine files: elements and attributes. Text between elements is skipped.
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
-#include "topology/machine.h"
+#include "topology/read.h"
 
 namespace isthmus::topology {
 namespace {

@@ -23,9 +23,21 @@ inline void check(const Machine& machine) {
       EXPECT_GT(link.speed_gbit_s.value_or(1), 0);
     }
   }
-  for (const Path& path : machine.paths()) {
+  for (int device = 0; device < size; ++device) {
+    const Path path = machine.path(device);
     EXPECT_TRUE(path.empty() || path.front()->kind == "host bridge");
   }
+}
+
+// The places right below another one.
+inline std::vector<const Place*> below(const Machine& machine, const Place* above) {
+  std::vector<const Place*> found;
+  for (const Place& place : machine.pcie) {
+    if (place.above != -1 && &machine.pcie[place.above] == above) {
+      found.push_back(&place);
+    }
+  }
+  return found;
 }
 
 using Strings = std::vector<std::string>;

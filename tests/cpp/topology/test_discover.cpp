@@ -121,7 +121,7 @@ TEST_F(Discover, ALinkIsAsFastAsBothEndsCan) {
     link("0000:01:00.0", speed, width);
     link("0000:00:01.0", port_speed, port_width);
     const Machine machine = found_devices({device("0000:01:00.0", kA100)});
-    EXPECT_EQ(machine.pcie[0].children[0].link_speed_gbit_s.value_or(0), expected);
+    EXPECT_EQ(machine.path(0).back()->link_speed_gbit_s.value_or(0), expected);
   }
 }
 

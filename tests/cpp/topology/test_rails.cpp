@@ -24,10 +24,14 @@ Machine machine(const Matrix& matrix, Speeds speeds = {}, std::optional<double> 
   const int num_gpus = static_cast<int>(matrix.size());
   speeds = speeds.empty() ? Speeds(matrix[0].size(), 100) : speeds;
   for (int gpu = 0; gpu < num_gpus; ++gpu) {
-    made.gpus.push_back({gpu, "", "", {}, {}, {}});
+    made.gpus.emplace_back().index = gpu;
   }
   for (int nic = 0; nic < static_cast<int>(speeds.size()); ++nic) {
-    made.nics.push_back({nic, "mlx5_" + std::to_string(nic), "", kind, speeds[nic], {}});
+    Nic& one = made.nics.emplace_back();
+    one.index = nic;
+    one.name = "mlx5_" + std::to_string(nic);
+    one.kind = kind;
+    one.speed_gbit_s = speeds[nic];
   }
   const int size = made.num_devices();
   made.links.resize(static_cast<size_t>(size) * size);
@@ -79,17 +83,30 @@ TEST(Rails, TheNearestNics) {
   expect(machine(kOwn, {100, std::nullopt}, 100), {0, 1}, 0);  // what is unknown stays so
 }
 
-PcieNode place(const std::string& kind, std::optional<double> speed, std::vector<int> devices,
-               std::vector<PcieNode> children = {}) {
-  return {kind, "", std::move(devices), speed, {}, std::move(children)};
-}
-const std::vector<PcieNode> kGpus = {place("gpu", 252, {0}), place("gpu", 252, {1})};
-const std::vector<PcieNode> kNics = {place("nic", 252, {0}), place("nic", 252, {1})};
+// A place of a made-up tree: its devices, and what hangs from it.
+struct Tree {
+  std::string kind;
+  std::optional<double> speed;
+  std::vector<int> devices;
+  std::vector<Tree> below;
+};
+const std::vector<Tree> kGpus = {{"gpu", 252, {0}, {}}, {"gpu", 252, {1}, {}}};
+const std::vector<Tree> kNics = {{"nic", 252, {0}, {}}, {"nic", 252, {1}, {}}};
 
-Machine with_trees(const Matrix& matrix, const std::vector<PcieNode>& trees) {
+void add(const Tree& tree, int above, Machine& made) {
+  const int place = made.add({tree.kind, "", above, tree.speed, {}});
+  for (const int device : tree.devices) {
+    (tree.kind == "gpu" ? made.gpus[device].place : made.nics[device].place) = place;
+  }
+  for (const Tree& one : tree.below) {
+    add(one, place, made);
+  }
+}
+
+Machine with_trees(const Matrix& matrix, const std::vector<Tree>& trees) {
   Machine made = machine(matrix, {200, 200});
-  for (const PcieNode& tree : trees) {
-    made.pcie.push_back(place("host bridge", {}, {}, {tree}));
+  for (const Tree& tree : trees) {
+    add({"host bridge", {}, {}, {tree}}, -1, made);
   }
   return made;
 }
@@ -98,16 +115,16 @@ TEST(Rails, RanksDivideAPcieLinkThatTheyShare) {
   // Two GPUs below one switch, two NICs below another, each switch with such a link to its host bridge.
   for (const auto& [uplink, expected] :
        {std::pair(std::optional(252.), 126.), {1000., 200.}, {100., 50.}, {std::nullopt, 200.}}) {
-    const Machine made = with_trees(kFar, {place("switch", uplink, {}, kGpus), place("switch", uplink, {}, kNics)});
+    const Machine made = with_trees(kFar, {{"switch", uplink, {}, kGpus}, {"switch", uplink, {}, kNics}});
     EXPECT_EQ(slowest(find_rails(made)), expected);
     EXPECT_EQ(slowest(find_rails(made, 1)), std::min(200., uplink.value_or(200)));
   }
   // Ports of one adapter divide its link.
-  EXPECT_EQ(slowest(find_rails(with_trees(kFar, {kGpus[0], kGpus[1], place("nic", 252, {0, 1})}))), 126);
+  EXPECT_EQ(slowest(find_rails(with_trees(kFar, {kGpus[0], kGpus[1], {"nic", 252, {0, 1}, {}}}))), 126);
   // One chip may present itself as several switches: links between them do not count.
-  std::vector<PcieNode> chip = kGpus;
-  chip.push_back(place("switch", 252, {}, kNics));
-  EXPECT_EQ(slowest(find_rails(with_trees({{"PXB", "PXB"}, {"PXB", "PXB"}}, {place("switch", 10, {}, chip)}))), 200);
+  std::vector<Tree> chip = kGpus;
+  chip.push_back({"switch", 252, {}, kNics});
+  EXPECT_EQ(slowest(find_rails(with_trees({{"PXB", "PXB"}, {"PXB", "PXB"}}, {{"switch", 10, {}, chip}}))), 200);
 }
 
 TEST(Rails, ManagementNicsCarryNone) {

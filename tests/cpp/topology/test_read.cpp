@@ -103,8 +103,9 @@ TEST(Hwloc, SwitchesGpusAndNics) {
   EXPECT_EQ(machine.link(0, 4).kind, "PIX");
   EXPECT_EQ(machine.link(0, 6).kind, "SYS");
   EXPECT_NEAR(*machine.link(0, 4).speed_gbit_s, 252.06, .01);
-  ASSERT_EQ(machine.pcie.size(), 2);
-  EXPECT_EQ(machine.pcie[0].children[0].bus_id, "0000:11:00.0");  // the switch; the processor's port is no place
+  const Path path = machine.path(0);
+  ASSERT_EQ(path.size(), 3);
+  EXPECT_EQ(path[1]->bus_id, "0000:11:00.0");  // the switch; the processor's port is no place
   EXPECT_TRUE(noted(machine.notes, "the file names no NVLinks"));
 }
 
@@ -136,7 +137,7 @@ TEST(Hwloc, PortsOfOneAdapter) {
   }
   EXPECT_EQ(names, (Strings{"mlx4_0", "mlx4_0:2", "", "eth1"}));
   EXPECT_EQ(machine.link(0, 3).kind, "PIX");
-  EXPECT_EQ(machine.pcie[0].children[0].devices.size(), 4);
+  EXPECT_EQ(machine.path(0), machine.path(3));
   EXPECT_TRUE(noted(machine.notes, "left out: mlx4_0:3 (down)"));
 }
 
@@ -203,6 +204,9 @@ TEST(Hwloc, DamagedFilesAndOtherVersions) {
     devices += "</object>";
   }
   expect_refused(hwloc_xml(devices, ""), "objects nest more than 64 deep", 10);
+  const std::string inner = device("0000:11:00.1", kA100);
+  expect_refused(hwloc_xml(host_bridge("11-11", device("0000:11:00.0", kEthernet, inner)), ""),
+                 "has a PCI device below another one");
 }
 
 TEST(Hwloc, EveryCutAndEveryChangedByteIsAMachineOrAnError) {
