@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from isthmus.group.nodes.node_map import ranks_by_value
-from isthmus.group.rails import count, nvlinks_in_words
+from isthmus.group.rails import Facts, count, devices_by_id, nvlinks_in_words
 from isthmus.plan.sources import slowest
 
 if TYPE_CHECKING:
@@ -34,31 +33,11 @@ _LEGEND = (
     "NODE: host bridges of a NUMA node   SYS: NUMA nodes"
 )
 
-#: A machine, or a part of it, as the JSON has it: docs/topology.md.
-Facts = dict[str, Any]
 
+def overview(machine: Machine, nodes_text: str | None) -> Facts:
+    """Return a machine with what follows from it, as the JSON has it. nodes_text: as ISTHMUS_NODES takes it.
 
-@dataclass(frozen=True)
-class Overview:
-    """A machine with what follows from it. nodes: the ranks of each; none where they were not given.
-
-    notes: the machine's own, then those on rails and nodes.
-    """
-
-    machine: Facts
-    rails: list[Facts]
-    nodes: tuple[tuple[int, ...], ...]
-    notes: tuple[str, ...]
-
-    def to_json(self) -> Facts:
-        """The machine's own JSON, with `schema`, `rails`, `nodes` and all notes."""
-        return {"schema": SCHEMA, **self.machine, "rails": self.rails, "nodes": self.nodes, "notes": self.notes}
-
-
-def overview(machine: Machine, nodes_text: str | None) -> Overview:
-    """Put everything together. nodes_text: an option's value, as ISTHMUS_NODES takes it.
-
-    Raises ValueError where it is no node map, or has other ranks on a node than the machine has GPUs for.
+    Raises ValueError where that is no node map, or has other ranks on a node than the machine has GPUs for.
     """
     facts = machine.facts
     nodes = _nodes_of(nodes_text) if nodes_text else ()
@@ -72,7 +51,8 @@ def overview(machine: Machine, nodes_text: str | None) -> Overview:
         rails, told = machine.rails(*sizes)
     else:
         rails, told = [], ["nodes of unequal size have no rails: every collective takes the exact path"]
-    return Overview(facts, rails, nodes, tuple(dict.fromkeys((*facts["notes"], *notes, *told))))
+    notes = list(dict.fromkeys((*facts["notes"], *notes, *told)))
+    return {"schema": SCHEMA, **facts, "rails": rails, "nodes": nodes, "notes": notes}
 
 
 def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
@@ -89,27 +69,27 @@ def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for _, ranks in sorted(ranks_by_value(range(num_ranks), node_of_rank).items()))
 
 
-def print_overview(view: Overview, console: Console) -> None:
+def print_overview(view: Facts, console: Console) -> None:
     """Print everything. Lines of the matrix run on beyond the console's width rather than break."""
     for part in _parts(view):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _parts(view: Overview) -> Iterator[Text | Tree | Table]:
-    machine, blank = view.machine, Text()
-    yield Text.assemble((machine["name"], "bold"), f"  (from {machine['source']})")
-    yield from (Text(f"  {sentence}") for sentence in _summary(machine))
-    yield from (blank, _tree(machine))
-    if len(_labels(machine)) > 1:
-        yield from (blank, *_matrix(machine), Text(_LEGEND, "dim"))
-    if view.rails:
-        speed = slowest(rail["speed_gbit_s"] for rail in view.rails)
+def _parts(view: Facts) -> Iterator[Text | Tree | Table]:
+    blank, devices = Text(), devices_by_id(view)
+    yield Text.assemble((view["name"], "bold"), f"  (from {view['source']})")
+    yield from (Text(f"  {sentence}") for sentence in _summary(view))
+    yield from (blank, _tree(view, devices))
+    if len(devices) > 1:
+        yield from (blank, *_matrix(view, devices), Text(_LEGEND, "dim"))
+    if view["rails"]:
+        speed = slowest(rail["speed_gbit_s"] for rail in view["rails"])
         told = "speed unknown" if speed is None else f"{_gbit_s(speed)}, the slowest rail's"
-        yield from (blank, _rails_table(machine, view.rails), Text(f"A rank's way out of its node: {told}"))
-    if view.nodes:
-        yield from (blank, *_node_lines(view))
-    if view.notes:
-        yield from (blank, Text("Notes", "bold"), *(Text(f"- {note}") for note in view.notes))
+        yield from (blank, _rails_table(view, devices), Text(f"A rank's way out of its node: {told}"))
+    if view["nodes"]:
+        yield from (blank, *_node_lines(view["nodes"]))
+    if view["notes"]:
+        yield from (blank, Text("Notes", "bold"), *(Text(f"- {note}") for note in view["notes"]))
 
 
 def _gbit_s(speed: float | None) -> str:
@@ -121,18 +101,14 @@ def _line(*parts: str | None) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _labels(machine: Facts) -> dict[str, str]:
-    """Return a line for each device, by its id."""
-    found = {}
-    for gpu in machine["gpus"]:
-        fabric = gpu["fabric"] and f"NVLink domain {gpu['fabric']['cluster']}, clique {gpu['fabric']['clique']}"
-        name = f"GPU{gpu['index']}"
-        found[name] = _line(name, gpu["model"], gpu["bus_id"], fabric)
-    for nic in machine["nics"]:
-        speed = _gbit_s(nic["speed_gbit_s"]) or "speed unknown"
-        name = f"NIC{nic['index']}"
-        found[name] = _line(name, nic["name"], _KINDS.get(nic["kind"]), speed, nic["bus_id"])
-    return found
+def _label(name: str, device: Facts) -> str:
+    if name.startswith("GPU"):
+        fabric = (
+            device["fabric"] and f"NVLink domain {device['fabric']['cluster']}, clique {device['fabric']['clique']}"
+        )
+        return _line(name, device["model"], device["bus_id"], fabric)
+    speed = _gbit_s(device["speed_gbit_s"]) or "speed unknown"
+    return _line(name, device["name"], _KINDS.get(device["kind"]), speed, device["bus_id"])
 
 
 def _summary(machine: Facts) -> Iterator[str]:
@@ -148,24 +124,22 @@ def _summary(machine: Facts) -> Iterator[str]:
         yield nvlinks
 
 
-def _tree(machine: Facts) -> Tree:
+def _tree(machine: Facts, devices: dict[str, Facts]) -> Tree:
     """Return host bridges and the devices that are in none, by NUMA node; what is in no known node comes last."""
     tree = Tree("PCIe" if machine["pcie"] else "devices", guide_style="dim")
-    labels = _labels(machine)
-    in_tree = {device for place in machine["pcie"] for device in _devices(place)}
-    numa_of = dict(zip(labels, (one["numa_node"] for one in machine["gpus"] + machine["nics"]), strict=True))
-    loose = [device for device in labels if device not in in_tree]
-    numa_nodes = {place["numa_node"] for place in machine["pcie"]} | {numa_of[device] for device in loose}
+    in_tree = {name for place in machine["pcie"] for name in _devices(place)}
+    loose = {name: device for name, device in devices.items() if name not in in_tree}
+    numa_nodes = {one["numa_node"] for one in (*machine["pcie"], *loose.values())}
     for numa_node in sorted(numa_nodes, key=lambda index: (index is None, index or 0)):
         where = _numa_name(machine, numa_node)
         for place in machine["pcie"]:
             if place["numa_node"] == numa_node:
-                _add_place(tree, place, labels, where)
-        here = [device for device in loose if numa_of[device] == numa_node]
+                _add_place(tree, place, devices, where)
+        here = [_label(name, device) for name, device in loose.items() if device["numa_node"] == numa_node]
         if here:
             branch = tree.add(Text(where or "place unknown"))
-            for device in here:
-                branch.add(Text(labels[device]))
+            for label in here:
+                branch.add(Text(label))
     return tree
 
 
@@ -183,44 +157,42 @@ def _numa_name(machine: Facts, index: int | None) -> str:
     return f"{socket}NUMA {index}" + (f" (processors {node['cpus']})" if node["cpus"] else "")
 
 
-def _add_place(tree: Tree, place: Facts, labels: dict[str, str], where: str) -> None:
+def _add_place(tree: Tree, place: Facts, devices: dict[str, Facts], where: str) -> None:
     speed = _gbit_s(place["link_speed_gbit_s"])
     if place["devices"]:
-        for device in place["devices"]:
-            label = Text(labels[device], "green" if place["kind"] == "gpu" else "cyan")
+        for name in place["devices"]:
+            label = Text(_label(name, devices[name]), "green" if place["kind"] == "gpu" else "cyan")
             tree.add(label.append(f"  PCIe {speed}" if speed else "", "dim"))
     else:
         tree = tree.add(Text(_line(place["kind"], place["bus_id"], where, speed)))
     for child in place["children"]:
-        _add_place(tree, child, labels, "")
+        _add_place(tree, child, devices, "")
 
 
-def _matrix(machine: Facts) -> Iterator[Text]:
+def _matrix(machine: Facts, devices: dict[str, Facts]) -> Iterator[Text]:
     """Return lines as `nvidia-smi topo -m` has them, and NUMA nodes at their ends."""
-    ids = list(_labels(machine))
     kinds = {
         pair: link["kind"] for link in machine["links"] for pair in combinations((link["a"], link["b"], link["a"]), 2)
     }
-    width = max(map(len, ids)) + 2
-    yield Text(" " * width + "".join(one.ljust(width) for one in ids) + "NUMA", "bold")
-    for device, facts in zip(ids, machine["gpus"] + machine["nics"], strict=True):
-        line = Text(device.ljust(width), "bold")
-        for column in ids:
-            kind = "X" if column == device else kinds[device, column]
+    width = max(map(len, devices)) + 2
+    yield Text(" " * width + "".join(name.ljust(width) for name in devices) + "NUMA", "bold")
+    for name, device in devices.items():
+        line = Text(name.ljust(width), "bold")
+        for column in devices:
+            kind = "X" if column == name else kinds[name, column]
             line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
-        yield line.append("" if facts["numa_node"] is None else str(facts["numa_node"]))
+        yield line.append("" if device["numa_node"] is None else str(device["numa_node"]))
 
 
-def _rails_table(machine: Facts, rails: list[Facts]) -> Table:
+def _rails_table(machine: Facts, devices: dict[str, Facts]) -> Table:
     table = Table(title="Rails: the way out of the node for each local index", title_justify="left", box=None)
     for heading in ("local index", "GPU", "NIC", "distance", "ranks sharing it", "Gbit/s"):
         table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
-    names = {f"NIC{nic['index']}": nic["name"] for nic in machine["nics"]}
-    for rail in rails:
+    for rail in machine["rails"]:
         table.add_row(
             str(rail["local_index"]),
             rail["gpu"] or "-",
-            Text(" ".join(part for part in (rail["nic"], names[rail["nic"]]) if part)),
+            Text(" ".join(filter(None, (rail["nic"], devices[rail["nic"]]["name"])))),
             Text(rail["distance"] or "-", _STYLES.get(rail["distance"] or "", "")),
             str(rail["num_sharing"]),
             "unknown" if rail["speed_gbit_s"] is None else f"{rail['speed_gbit_s']:.4g}",
@@ -228,12 +200,12 @@ def _rails_table(machine: Facts, rails: list[Facts]) -> Table:
     return table
 
 
-def _node_lines(view: Overview) -> Iterator[Text]:
-    sizes = {len(ranks) for ranks in view.nodes}
+def _node_lines(nodes: Sequence[Sequence[int]]) -> Iterator[Text]:
+    sizes = {len(ranks) for ranks in nodes}
     each = f"{sizes.pop()} ranks each" if len(sizes) == 1 else "nodes of unequal size"
-    yield Text.assemble((f"{len(view.nodes)} node{'s' if len(view.nodes) != 1 else ''}", "bold"), f", {each}")
-    for node, ranks in enumerate(view.nodes[:_MOST_NAMED]):
+    yield Text.assemble((f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}", "bold"), f", {each}")
+    for node, ranks in enumerate(nodes[:_MOST_NAMED]):
         named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
         yield Text(f"  node {node}: ranks {named}")
-    if len(view.nodes) > _MOST_NAMED:
-        yield Text(f"  and {len(view.nodes) - _MOST_NAMED} more")
+    if len(nodes) > _MOST_NAMED:
+        yield Text(f"  and {len(nodes) - _MOST_NAMED} more")

@@ -47,6 +47,6 @@ def topo(
         machine = _topology.discover() if recorded is None else _topology.read_machine(str(recorded))
         view = overview(machine, nodes)
         if json:
-            print(json_module.dumps(view.to_json(), indent=2))
+            print(json_module.dumps(view, indent=2))
         else:
             print_overview(view, Console(width=WIDTH))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from isthmus.group.nodes.node_map import machine_identity, name_ranks, ranks_by_value
 
+#: A machine, or a part of it, as the JSON of `isthmus topo` has it: docs/topology.md.
+Facts = dict[str, Any]
 #: NICs of a node that are named one by one.
 _MOST_NAMED = 16
 
@@ -45,29 +47,35 @@ def find_place(gpu_bus_id: str) -> Place:
     except (ImportError, ValueError):  # hwloc is missing, or cannot read this machine
         return Place()
     facts = machine.facts
-    name = next((f"GPU{gpu['index']}" for gpu in facts["gpus"] if gpu["bus_id"] == gpu_bus_id), None)
-    if name is None:
+    devices = devices_by_id(facts)
+    name = next((name for name, device in devices.items() if device["bus_id"] == gpu_bus_id), "")
+    if not name.startswith("GPU"):
         return Place()
-    joined = [{link["a"], link["b"]} for link in facts["links"] if link["kind"].startswith("NV")]
     island = {name}
+    joined = [{link["a"], link["b"]} for link in facts["links"] if link["kind"].startswith("NV")]
     while more := next((pair for pair in joined if len(pair & island) == 1), None):
         island |= more
     place = Place(gpus=gpus_in_words(facts), island=f"{machine_identity()} {sorted(island)}")
     chosen = next((rail["nic"] for rail in machine.rails()[0] if rail["gpu"] == name), None)
-    nics = {f"NIC{nic['index']}": nic for nic in facts["nics"]}
     if chosen is None:
         return place
-    nic = nics[chosen]
-    alike = [one for one in nics.values() if (one["kind"], one["speed_gbit_s"]) == (nic["kind"], nic["speed_gbit_s"])]
-    return Place(place.gpus, place.island, nic["name"] or chosen, nic["speed_gbit_s"], len(alike))
+    nic = devices[chosen]
+    alike = [one for one in facts["nics"] if (one["kind"], one["speed_gbit_s"]) == (nic["kind"], nic["speed_gbit_s"])]
+    return replace(place, nic=nic["name"] or chosen, gbit_s=nic["speed_gbit_s"], num_nics=len(alike))
 
 
-def gpus_in_words(facts: dict[str, Any]) -> str:
+def devices_by_id(facts: Facts) -> dict[str, Facts]:
+    """Return GPUs ("GPU0"), then NICs ("NIC3")."""
+    kinds = (("GPU", facts["gpus"]), ("NIC", facts["nics"]))
+    return {f"{kind}{device['index']}": device for kind, devices in kinds for device in devices}
+
+
+def gpus_in_words(facts: Facts) -> str:
     """Return "8 x NVIDIA H100, NV18 between all GPUs, 3600 Gbit/s a pair"."""
     return ", ".join(filter(None, (count(gpu["model"] or "GPU" for gpu in facts["gpus"]), nvlinks_in_words(facts))))
 
 
-def nvlinks_in_words(facts: dict[str, Any]) -> str:
+def nvlinks_in_words(facts: Facts) -> str:
     """Return "NV18 between all GPUs", or between how many pairs there are NVLinks; "" without any."""
     pairs = [link for link in facts["links"] if link["b"].startswith("GPU")]
     joined = [link for link in pairs if link["kind"].startswith("NV")]

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus import native
-from isthmus.group.rails import gpus_in_words, rails_in_words
+from isthmus.group.rails import devices_by_id, gpus_in_words, rails_in_words
 from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
@@ -161,11 +161,9 @@ def _topology_features() -> Iterator[Feature]:
     machine, error = _attempt(topology.discover)
     if machine is not None:
         facts, rails = machine.facts, machine.rails()[0]
-        name_of = {f"NIC{nic['index']}": nic["name"] or f"NIC{nic['index']}" for nic in facts["nics"]}
-        speed_of = {f"NIC{nic['index']}": nic["speed_gbit_s"] for nic in facts["nics"]}
-        leaves = (
-            rails_in_words([(name_of[rail["nic"]], speed_of[rail["nic"]]) for rail in rails]) if rails else "no NIC"
-        )
+        devices = devices_by_id(facts)
+        nics = [(devices[rail["nic"]]["name"] or rail["nic"], devices[rail["nic"]]["speed_gbit_s"]) for rail in rails]
+        leaves = rails_in_words(nics) if nics else "no NIC"
         yield _feature("machine", True, f"{gpus_in_words(facts) or 'no GPU'}; {leaves}")
     yield _feature("NVML", not missing, missing or f"driver {nvml['driver']}, {len(nvml['fabrics'])} GPUs")
 

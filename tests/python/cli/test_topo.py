@@ -85,9 +85,9 @@ def test_many_nodes_are_not_all_named():
 def test_a_multi_node_nvlink_domain_is_noted():
     gpu = {"index": 0, "fabric": {"cluster": "c0ffee", "clique": 3}}
     machine = SimpleNamespace(facts={"gpus": [gpu, gpu], "notes": []}, rails=lambda: ([], []))
-    assert overview(machine, None).notes == (
-        "NVLink domain c0ffee, clique 3: where it spans several machines, they are one node",
-    )
+    assert overview(machine, None)["notes"] == [
+        "NVLink domain c0ffee, clique 3: where it spans several machines, they are one node"
+    ]
 
 
 # --- bad input
