@@ -1,11 +1,14 @@
-"""What this process knows of its job, by the job's default group: another default group makes another job."""
+"""What this process knows of its job, by the job's default group (another one makes another job), and warns of once."""
 
 from __future__ import annotations
 
+import logging
 import weakref
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
+
+logger = logging.getLogger("isthmus")
 
 
 @dataclass
@@ -37,3 +40,22 @@ def this_job() -> Job:
     if world not in _jobs:
         _jobs[world], _next = _next, Job()
     return _jobs[world]
+
+
+def warn_once(text: str, subject: str = "") -> None:
+    """Warn, unless there was a warning in this job on this subject (default: the text)."""
+    warned_of = this_job().warned_of
+    if text and (subject or text) not in warned_of:
+        warned_of.add(subject or text)
+        logger.warning("%s", text)
+
+
+def is_first_rank() -> bool:
+    """Return whether this process has rank 0 in the job; true without a default group, as torchft needs none."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def warn_on_first_rank(text: str) -> None:
+    """Warn on rank 0 of what all ranks find."""
+    if is_first_rank():
+        warn_once(text)

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.backends import backends_of
-from isthmus.job import this_job
-from isthmus.warned import is_first_rank, warn_once
+from isthmus.job import is_first_rank, this_job, warn_once
 
 _FIRST_LOOK = 2  # steps: they show whether a group does what it was asked for
 _MOST_STEPS = 1000  # between two looks; before that, each comes when the steps have doubled

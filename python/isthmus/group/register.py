@@ -18,8 +18,8 @@ from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
 from isthmus.group.nodes.node_map import BEYOND, Nodes
 from isthmus.group.rails import Place, doubts, found
+from isthmus.job import warn_once
 from isthmus.nodes import leave_note
-from isthmus.warned import warn_once
 
 if TYPE_CHECKING:
     from isthmus import _C

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.backends import backends_of, isthmus_backend
+from isthmus.job import warn_once
 from isthmus.residuals.known import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved import (
     RESIDUALS,
@@ -31,7 +32,6 @@ from isthmus.residuals.saved import (
 from isthmus.units.layout import Layout
 from isthmus.units.models import all_groups, groups_of
 from isthmus.units.owners import living, owners_of
-from isthmus.warned import warn_once
 
 GroupAndBackend = tuple[dist.ProcessGroup, Any]
 

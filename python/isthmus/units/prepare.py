@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from isthmus import native
 from isthmus.backends import backends_of, isthmus_backend
+from isthmus.job import warn_on_first_rank
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
 from isthmus.units.collectives import replace_collectives
 from isthmus.units.copies import why_fsdp1_is_exact
@@ -31,7 +32,6 @@ from isthmus.units.owners import number_of, owners_of
 from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
 from isthmus.units.rows import noisy_rows
-from isthmus.warned import warn_on_first_rank
 
 Model = TypeVar("Model", bound=nn.Module)
 
