@@ -2,8 +2,8 @@
 // checks the packet adds the parts.
 #pragma once
 
-#include "kernels/block/checksum.h"
 #include "kernels/block/device.h"
+#include "kernels/block/hashes.h"
 #include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {

@@ -19,7 +19,7 @@ std::vector<InstructionSet> available_instruction_sets();
 // The set in use: the last available one, unless another was set.
 InstructionSet instruction_set();
 
-// Tags of the sets, for overloads. kernels/CMakeLists.txt compiles each codec's cpu_variant.cpp in each of these
+// Tags of the sets, for overloads. kernels/CMakeLists.txt compiles each codec's cpu.cpp in each of these
 // namespaces, with the compiler's flags for the set.
 namespace baseline {
 struct Instructions {};

@@ -16,7 +16,6 @@
 
 #include "kernels/block/group.h"
 #include "kernels/block/job.h"
-#include "kernels/block/moved.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

@@ -14,11 +14,12 @@ struct ChecksumKernels {
   uint64_t (*copy)(const void* from, void* to, int64_t num_words, int64_t place);
 };
 
-// The kernels for the instruction set in use.
-const ChecksumKernels& checksum_kernels();
-
+// The loops for each instruction set that this build has, and for that in use.
 const ChecksumKernels& checksum_kernels_of(baseline::Instructions set);
 const ChecksumKernels& checksum_kernels_of(avx2::Instructions set);
 const ChecksumKernels& checksum_kernels_of(avx512::Instructions set);
+inline const ChecksumKernels& checksum_kernels() {
+  return with_instruction_set([](auto set) -> const ChecksumKernels& { return checksum_kernels_of(set); });
+}
 
 }  // namespace isthmus::kernels

@@ -1,6 +1,8 @@
 // Passes as kernels on a CUDA stream: kernels/block/passes.h says what an executor does.
 #pragma once
 
+#define ISTHMUS_KERNEL_NAMESPACE cuda
+
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 
 #include "kernels/block/passes.h"
 #include "kernels/cuda/group.cuh"
+#include "kernels/cuda/run.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -110,3 +113,15 @@ class CudaExecutor {
 };
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE
+
+namespace isthmus::kernels {
+
+// For kernels/<codec>/cuda.cu, which includes the sequence.h of the codec. Finds the run_passes() of the job by the
+// executor's namespace.
+template <typename Job>
+void cuda_run(const Job& job, void* stream) {
+  cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
+  run_passes(executor, job);
+}
+
+}  // namespace isthmus::kernels

@@ -1,4 +1,4 @@
-#include "kernels/cuda/run.cuh"
+#include "kernels/cuda/executor.cuh"
 #include "kernels/quant/sequence.h"
 
 namespace isthmus::kernels {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/block/group.h"
-#include "kernels/block/mix.h"
+#include "kernels/block/hashes.h"
 #include "kernels/quant/layout.h"
 
 // Always inlined, so that lanes stay in registers: the compiler would leave calls. Not under sanitizers, where one

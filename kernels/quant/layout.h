@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/block/hashes.h"
 #include "kernels/block/host_device.h"
-#include "kernels/block/mix.h"
+#include "kernels/block/instruction_set.h"
 
 namespace isthmus::kernels {
 
@@ -58,7 +59,12 @@ struct QuantKernels {
                      const uint32_t* words, float* out);
 };
 
-// The loops for the instruction set in use.
-const QuantKernels& quant_kernels();
+// The loops for each instruction set that this build has, and for that in use.
+const QuantKernels& quant_kernels_of(baseline::Instructions set);
+const QuantKernels& quant_kernels_of(avx2::Instructions set);
+const QuantKernels& quant_kernels_of(avx512::Instructions set);
+inline const QuantKernels& quant_kernels() {
+  return with_instruction_set([](auto set) -> const QuantKernels& { return quant_kernels_of(set); });
+}
 
 }  // namespace isthmus::kernels

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/block/group.h"
-#include "kernels/block/mix.h"
+#include "kernels/block/hashes.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {

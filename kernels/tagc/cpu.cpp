@@ -1,16 +1,308 @@
-#include "kernels/tagc/cpu.h"
+// The CPU executor of codec `tagc`: loops over blocks around the block algorithms. Compiled once for each instruction
+// set.
+#include "kernels/tagc/block.h"
+#include "kernels/tagc/cells.h"
+#include "kernels/tagc/select.h"
 
-#include <algorithm>
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline void hash_blocks(const TagcShape& shape, uint64_t seed, BlockRows* rows) {
+  for (int64_t block = 0; block < shape.num_blocks; ++block) {
+    rows[block] = hash_block(seed, block, shape.num_rows);
+  }
+}
+
+inline int64_t count_bits(const uint64_t* words, int64_t num_words) {
+  int64_t count = 0;
+  for (int64_t w = 0; w < num_words; ++w) {
+    count += __builtin_popcountll(words[w]);
+  }
+  return count;
+}
+
+// Lists the blocks that have keys left.
+inline int64_t find_active(const TagcShape& shape, const PeelScratch& scratch) {
+  int64_t num_active = 0;
+  for (int64_t block = 0; block < shape.num_blocks; ++block) {
+    uint64_t any = 0;
+    for (int64_t w = 0; w < shape.block_words(); ++w) {
+      any |= scratch.remaining[block * shape.block_words() + w];
+    }
+    scratch.active[num_active] = static_cast<uint32_t>(block);
+    num_active += any != 0;
+  }
+  return num_active;
+}
+
+// Leaves in scratch.once the cells that hold exactly one of the remaining keys.
+inline void find_singles(const TagcShape& shape, const BlockRows* rows, const PeelScratch& scratch,
+                         int64_t num_active) {
+  const int64_t words = shape.block_words();
+  const int64_t row_words = shape.num_rows * words;
+  __builtin_memset(scratch.once, 0, row_words * sizeof(uint64_t));
+  __builtin_memset(scratch.twice, 0, row_words * sizeof(uint64_t));
+  for (int64_t a = 0; a < num_active; ++a) {
+    const int64_t block = scratch.active[a];
+    for (const uint32_t row : rows[block].row) {
+      count_keys(kSerial, scratch.remaining + block * words, words, scratch.once + row * words,
+                 scratch.twice + row * words);
+    }
+  }
+  keep_singles(kSerial, row_words, scratch.once, scratch.twice);
+}
+
+// Peels in rounds: all keys that are alone in a cell at the beginning of a round leave together, so the result does not
+// depend on their order. recover(block, peeled, single0, single1) takes their values out of the sketch.
+template <typename Recover>
+PeelResult peel(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                Recover recover) {
+  constexpr int64_t kMaxWords = kMaxBlockElements / 64;
+  uint64_t peeled[kMaxWords];
+  const int64_t words = shape.block_words();
+  const int64_t num_keys = count_bits(scratch.remaining, shape.index_words());
+  int64_t num_active = find_active(shape, scratch);
+  int64_t rounds = 0;
+  for (bool progress = true; rounds < max_rounds && num_active > 0 && progress; rounds += progress) {
+    find_singles(shape, rows, scratch, num_active);
+    progress = false;
+    int64_t still_active = 0;
+    for (int64_t a = 0; a < num_active; ++a) {
+      const uint32_t block = scratch.active[a];
+      const uint32_t* row = rows[block].row;
+      const uint64_t* single0 = scratch.once + row[0] * words;
+      const uint64_t* single1 = scratch.once + row[1] * words;
+      const uint64_t* single2 = scratch.once + row[2] * words;
+      const BlockStatus status =
+          take_single_keys(kSerial, single0, single1, single2, words, scratch.remaining + block * words, peeled);
+      if (status.peeled) {
+        recover(block, peeled, single0, single1);
+        progress = true;
+      }
+      scratch.active[still_active] = block;
+      still_active += status.left;
+    }
+    num_active = still_active;
+  }
+  const int64_t left = count_bits(scratch.remaining, shape.index_words());
+  return {num_keys - left, left, rounds};
+}
+
+inline PeelResult peel_keys(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch) {
+  return peel(shape, rows, max_rounds, scratch, [](auto...) {});
+}
+
+// Removes some of the remaining keys that do not peel together, so that the others do.
+inline void admit_remaining(const TagcShape& shape, const BlockRows* rows, int64_t first_block,
+                            const PeelScratch& scratch) {
+  const int64_t words = shape.block_words();
+  const int64_t num_active = find_active(shape, scratch);
+  int64_t start = 0;
+  while (start < num_active && scratch.active[start] < first_block) {
+    ++start;
+  }
+  uint64_t* taken = scratch.once;
+  __builtin_memset(taken, 0, shape.num_rows * words * sizeof(uint64_t));
+  for (int64_t a = 0; a < num_active; ++a) {
+    const int64_t block = scratch.active[start + a < num_active ? start + a : start + a - num_active];
+    const uint32_t* row = rows[block].row;
+    admit_keys(kSerial, taken + row[0] * words, taken + row[1] * words, taken + row[2] * words, words,
+               scratch.remaining + block * words);
+  }
+}
+
+inline PeelResult hold_back(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
+                            uint64_t* index, PeelScratch scratch) {
+  const PeelResult all = peel_keys(shape, rows, max_rounds, scratch);
+  if (all.left_elements == 0) {
+    return all;
+  }
+  const auto change_index = [&](auto change) {
+    for (int64_t w = 0; w < shape.index_words(); ++w) {
+      index[w] = change(index[w], scratch.remaining[w]);
+    }
+  };
+  change_index([](uint64_t word, uint64_t left) { return word & ~left; });
+  admit_remaining(shape, rows, first_block, scratch);
+  change_index([](uint64_t word, uint64_t admitted) { return word | admitted; });
+  const PeelResult admitted = peel_keys(shape, rows, max_rounds - all.rounds, scratch);
+  change_index([](uint64_t word, uint64_t left) { return word & ~left; });
+  return {all.peeled_elements + admitted.peeled_elements, all.left_elements - admitted.peeled_elements,
+          all.rounds + admitted.rounds};
+}
+
+// Recovers values in the order in which rounds find them: emit(element, value) with each.
+template <typename Cell, typename FloatOfCell, typename Emit>
+PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                        typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
+  return peel(shape, rows, max_rounds, scratch,
+              [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
+                const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
+                const int64_t first = block * shape.block_elements;
+                recover_values(kSerial, block_cells, peeled, shape.block_words(), single0, single1,
+                               [&](int64_t column, auto value) { emit(first + column, float_of_cell(block, value)); });
+              });
+}
+
+// Buffers values in the order of keys and emits them in one walk through the piece, because after the first round they
+// come from places far apart.
+template <typename Cell, typename FloatOfCell, typename Emit>
+PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                         const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell,
+                         Emit emit) {
+  const int64_t words = shape.block_words();
+  uint32_t num_keys = 0;
+  for (int64_t w = 0; w < shape.index_words(); ++w) {
+    waiting.keys[w] = scratch.remaining[w];
+    waiting.keys_before[w] = num_keys;
+    num_keys += static_cast<uint32_t>(__builtin_popcountll(waiting.keys[w]));
+  }
+  const PeelResult result = peel(
+      shape, rows, max_rounds, scratch,
+      [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
+        const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
+        recover_values(kSerial, block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
+          const int64_t word = block * words + column / 64;
+          const uint64_t keys_below = waiting.keys[word] & ((uint64_t{1} << (column % 64)) - 1);
+          waiting.values[waiting.keys_before[word] + __builtin_popcountll(keys_below)] = float_of_cell(block, value);
+        });
+      });
+  for (int64_t w = 0; w < shape.index_words(); ++w) {
+    const float* next = waiting.values + waiting.keys_before[w];
+    for_each_bit(waiting.keys[w], 0, [&](int64_t bit) {
+      if ((scratch.remaining[w] >> bit & 1) == 0) {
+        emit(64 * w + bit, *next);
+      }
+      ++next;
+    });
+  }
+  return result;
+}
+
+// Calls emit(element, float_of_cell(block, cell)) for each key that peels.
+template <typename Cell, typename FloatOfCell, typename Emit>
+PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                       const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
+  const int64_t num_keys = count_bits(scratch.remaining, shape.index_words());
+  const bool few_rounds = 20 * num_keys <= 9 * shape.num_cells();  // up to .45 keys a cell
+  const PeelResult first =
+      peel_at_once<Cell>(shape, rows, few_rounds ? max_rounds : 1, scratch, cells, float_of_cell, emit);
+  if (few_rounds || first.left_elements == 0) {
+    return first;
+  }
+  const PeelResult others =
+      peel_and_wait<Cell>(shape, rows, max_rounds - first.rounds, scratch, waiting, cells, float_of_cell, emit);
+  return {first.peeled_elements + others.peeled_elements, others.left_elements, first.rounds + others.rounds};
+}
+
+inline PeelResult peel_xor(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
+                           ValueScratch waiting, const uint8_t* scales, void* cells, float* out) {
+  return with_cells(shape.cell_type, [&]<typename Cells>(Cells) {
+    using Pattern = typename Cells::Cell;
+    return peel_values<XorCell<Pattern>>(
+        shape, rows, max_rounds, scratch, waiting, static_cast<Pattern*>(cells),
+        [=](int64_t block, Pattern pattern) { return Cells::decode(pattern, Cells::kIsScaled ? scales[block] : 0); },
+        [=](int64_t element, float value) { out[element] += value; });
+  });
+}
+
+inline PeelResult peel_sum(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
+                           ValueScratch waiting, float* cells, float* out) {
+  return peel_values<SumCell>(
+      shape, rows, max_rounds, scratch, waiting, cells, [](int64_t, float value) { return value; },
+      [=](int64_t element, float value) { out[element] = value == value ? value : float_of(kNanBits); });
+}
+
+// Calls visit(block, block_cells, column, element) for each key of the index, ascending.
+template <typename Cell, typename Visit>
+void for_each_cell(const TagcShape& shape, const BlockRows* rows, const uint64_t* index, typename Cell::Type* cells,
+                   Visit visit) {
+  for (int64_t block = 0; block < shape.num_blocks; ++block) {
+    const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
+    const int64_t first = block * shape.block_elements;
+    for_each_key(kSerial, index + block * shape.block_words(), shape.block_words(),
+                 [&](int64_t column) { visit(block, block_cells, column, first + column); });
+  }
+}
+
+// The byte that scales the marked values of one block.
+inline uint8_t find_scale(const uint64_t* marks, int64_t words, const float* values) {
+  uint32_t largest = 0;
+  for_each_key(kSerial, marks, words, [&](int64_t column) {
+    const uint32_t bits = magnitude(values[column]);
+    largest = bits > largest ? bits : largest;
+  });
+  return static_cast<uint8_t>(scale_of(largest));
+}
+
+inline void insert_xor(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
+                       float* residual, uint8_t* scales, void* cells) {
+  with_cells(shape.cell_type, [&]<typename Cells>(Cells) {
+    using Cell = XorCell<typename Cells::Cell>;
+    const int64_t words = shape.block_words();
+    for (int64_t block = 0; block < shape.num_blocks; ++block) {
+      if (is_flagged(flags, block)) {
+        continue;
+      }
+      const BlockCells<Cell> block_cells(rows[block], shape.block_elements, static_cast<typename Cell::Type*>(cells));
+      const uint64_t* marks = index + block * words;
+      float* values = residual + block * shape.block_elements;
+      uint8_t scale = 0;
+      if constexpr (Cells::kIsScaled) {
+        scale = scales[block] = find_scale(marks, words, values);
+      }
+      for_each_key(kSerial, marks, words, [&](int64_t column) {
+        const auto pattern = Cells::encode(values[column], scale);
+        block_cells.insert(kSerial, column, pattern);
+        values[column] -= Cells::decode(pattern, scale);
+      });
+    }
+  });
+}
+
+inline void insert_sum(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
+                       float* residual, float* cells) {
+  for_each_cell<SumCell>(shape, rows, index, cells,
+                         [=](int64_t block, const BlockCells<SumCell>& block_cells, int64_t column, int64_t element) {
+                           if (is_flagged(flags, block)) {
+                             for (float* row : block_cells.row) {
+                               row[column] = float_of(kNanBits);
+                             }
+                           } else {
+                             block_cells.insert(kSerial, column, residual[element]);
+                             residual[element] = 0;
+                           }
+                         });
+}
+
+inline void estimate(const TagcShape& shape, const BlockRows* rows, const uint64_t* remaining, const float* cells,
+                     float* out) {
+  // Only reads cells, but BlockCells has no constant form.
+  for_each_cell<SumCell>(shape, rows, remaining, const_cast<float*>(cells),
+                         [=](int64_t, const BlockCells<SumCell>& block_cells, int64_t column, int64_t element) {
+                           out[element] = median_or_nan(block_cells.value(0, column), block_cells.value(1, column),
+                                                        block_cells.value(2, column));
+                         });
+}
+
+constexpr TagcKernels kKernels = {
+    .hash_blocks = hash_blocks,
+    .sample_bound = sample_bound,
+    .select = select,
+    .peel_keys = peel_keys,
+    .hold_back = hold_back,
+    .insert_xor = insert_xor,
+    .insert_sum = insert_sum,
+    .peel_xor = peel_xor,
+    .peel_sum = peel_sum,
+    .estimate = estimate,
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE
 
 namespace isthmus::kernels {
 
-int64_t selection_capacity(const TagcShape& shape, int64_t keep) {
-  constexpr int64_t kSampleElements = 65536;  // the least that sample_bound() needs
-  return std::min(shape.num_elements, keep + keep / 4 + kSampleElements);
-}
-
-const TagcKernels& tagc_kernels() {
-  return with_instruction_set([](auto set) -> const TagcKernels& { return tagc_kernels_of(set); });
+const TagcKernels& tagc_kernels_of(ISTHMUS_KERNEL_NAMESPACE::Instructions /*set*/) {
+  return ISTHMUS_KERNEL_NAMESPACE::kKernels;
 }
 
 }  // namespace isthmus::kernels

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/block/host_device.h"
+#include "kernels/block/instruction_set.h"
 
 namespace isthmus::kernels {
 
@@ -136,10 +137,19 @@ struct TagcKernels {
                    float* out);
 };
 
-// Elements of `candidates` that select() needs.
-int64_t selection_capacity(const TagcShape& shape, int64_t keep);
+// Elements of `candidates` that select() needs. Always inlined, as mix() is.
+[[gnu::always_inline]] inline int64_t selection_capacity(const TagcShape& shape, int64_t keep) {
+  constexpr int64_t kSampleElements = 65536;  // the least that sample_bound() needs
+  const int64_t wanted = keep + keep / 4 + kSampleElements;
+  return wanted < shape.num_elements ? wanted : shape.num_elements;
+}
 
-// The kernels in the instruction set in use.
-const TagcKernels& tagc_kernels();
+// The loops for each instruction set that this build has, and for that in use.
+const TagcKernels& tagc_kernels_of(baseline::Instructions set);
+const TagcKernels& tagc_kernels_of(avx2::Instructions set);
+const TagcKernels& tagc_kernels_of(avx512::Instructions set);
+inline const TagcKernels& tagc_kernels() {
+  return with_instruction_set([](auto set) -> const TagcKernels& { return tagc_kernels_of(set); });
+}
 
 }  // namespace isthmus::kernels

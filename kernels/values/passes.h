@@ -6,9 +6,9 @@
 
 #include "kernels/block/device.h"
 #include "kernels/block/float_types.h"
+#include "kernels/block/job.h"
 #include "kernels/block/passes.h"
 #include "kernels/block/residual_guard.h"
-#include "kernels/values/squared_error_job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

@@ -26,9 +26,6 @@ struct WeightKernels {
   bool (*decode)(const void* block, int64_t bytes, void* weights, int64_t count);
 };
 
-// dtype: bfloat16, float16 or float32.
-const WeightKernels& weight_kernels(DataType dtype);
-
 struct WeightKernelTable {
   WeightKernels bfloat16;
   WeightKernels float16;
@@ -37,5 +34,11 @@ struct WeightKernelTable {
 const WeightKernelTable& weight_kernels_of(baseline::Instructions set);
 const WeightKernelTable& weight_kernels_of(avx2::Instructions set);
 const WeightKernelTable& weight_kernels_of(avx512::Instructions set);
+
+// Those for the instruction set in use. dtype: bfloat16, float16 or float32.
+inline const WeightKernels& weight_kernels(DataType dtype) {
+  const auto& table = with_instruction_set([](auto set) -> const WeightKernelTable& { return weight_kernels_of(set); });
+  return dtype == DataType::kFloat16 ? table.float16 : dtype == DataType::kBFloat16 ? table.bfloat16 : table.float32;
+}
 
 }  // namespace isthmus::kernels

@@ -1,4 +1,4 @@
-#include "kernels/cuda/run.cuh"
+#include "kernels/cuda/executor.cuh"
 #include "kernels/weights/sequence.h"
 
 namespace isthmus::kernels {

@@ -1,9 +1,8 @@
 // How passes see a shard of weights, and what encoding and decoding share.
 #pragma once
 
-#include "kernels/block/checksum.h"
 #include "kernels/block/group.h"
-#include "kernels/block/mix.h"
+#include "kernels/block/hashes.h"
 #include "kernels/weights/job.h"
 #include "kernels/weights/layout.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/block/checksum.h"
+#include "kernels/block/hashes.h"
 #include "kernels/checksum/cpu.h"
 
 namespace isthmus {

@@ -1,8 +1,8 @@
-#include "codec/device_fault.h"
-
+// Turns faults that a device reports into the errors of the CPU codecs.
 #include <bit>
 #include <cstddef>
 
+#include "codec/device_jobs.h"
 #include "codec/registry.h"
 #include "isthmus/error.h"
 

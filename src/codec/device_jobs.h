@@ -209,4 +209,9 @@ class DeviceJobs {
   }
 };
 
+kernels::HeaderWords header_words(const PacketHeader& header);
+
+// Throws the PacketError that the CPU would have thrown, if `fault` reports one. `fault` is a copy in host memory.
+void throw_if_reported(const kernels::DeviceFault& fault);
+
 }  // namespace isthmus

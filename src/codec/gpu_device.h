@@ -8,8 +8,8 @@
 
 #include "isthmus/device.h"
 #include "kernels/block/device.h"
+#include "kernels/block/job.h"
 #include "kernels/jobs.h"
-#include "kernels/values/squared_error_job.h"
 
 namespace isthmus {
 

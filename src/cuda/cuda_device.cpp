@@ -14,7 +14,6 @@
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
 #include "kernels/cuda/run.h"
-#include "kernels/values/cuda.h"
 
 namespace isthmus {
 namespace {

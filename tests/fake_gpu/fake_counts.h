@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/block/moved.h"
+#include "kernels/block/job.h"
 
 namespace isthmus::fake_gpu {
 

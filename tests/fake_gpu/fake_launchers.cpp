@@ -18,7 +18,6 @@
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
 #include "kernels/tagc/sequence.h"
-#include "kernels/values/cuda.h"
 #include "kernels/values/sequence.h"
 #include "kernels/weights/sequence.h"
 #include "tests/cpp/support/one_thread.h"

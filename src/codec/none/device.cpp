@@ -1,6 +1,5 @@
 #include "codec/none/device.h"
 
-#include "codec/device_fault.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 

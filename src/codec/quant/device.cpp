@@ -1,6 +1,5 @@
 #include "codec/quant/device.h"
 
-#include "codec/device_fault.h"
 #include "codec/packet_sizes.h"
 
 namespace isthmus {

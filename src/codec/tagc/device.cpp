@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "codec/device_fault.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 

@@ -1,8 +1,7 @@
 #include "codec/tagc/flat.h"
 
 #include "codec/gpu_device.h"
-#include "codec/tagc/flat_device.h"
-#include "codec/tagc/flat_host.h"
+#include "codec/tagc/flat_executors.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

@@ -1,6 +1,5 @@
-#include "codec/tagc/flat_device.h"
-
 #include "codec/device_jobs.h"
+#include "codec/tagc/flat_executors.h"
 
 namespace isthmus {
 

@@ -1,7 +1,6 @@
-#include "codec/tagc/flat_host.h"
-
 #include <algorithm>
 
+#include "codec/tagc/flat_executors.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus {

@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "codec/device_fault.h"
 #include "codec/device_jobs.h"
 #include "isthmus/error.h"
 #include "kernels/weights/layout.h"

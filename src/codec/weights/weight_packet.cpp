@@ -6,7 +6,7 @@
 #include "codec/checksum.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
-#include "kernels/block/mix.h"
+#include "kernels/block/hashes.h"
 
 namespace isthmus {
 namespace {

@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "codec/device_fault.h"
+#include "codec/device_jobs.h"
 #include "codec/gpu_device.h"
 #include "isthmus/error.h"
 #include "kernels/values/sequence.h"

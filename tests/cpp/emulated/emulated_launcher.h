@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "kernels/values/squared_error_job.h"
+#include "kernels/block/job.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/cpp/emulated/emulated_passes.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "codec/checksum.h"
-#include "codec/device_fault.h"
+#include "codec/device_jobs.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
 #include "isthmus/error.h"

@@ -8,8 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "codec/tagc/flat_device.h"
-#include "codec/tagc/flat_host.h"
+#include "codec/tagc/flat_executors.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/support/on_device.h"

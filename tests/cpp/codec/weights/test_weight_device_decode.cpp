@@ -11,7 +11,7 @@
 
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
-#include "codec/device_fault.h"
+#include "codec/device_jobs.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/weights/weights_on_device.h"
 #include "tests/cpp/support/error_of.h"
