@@ -11,7 +11,6 @@
 
 #include "base/option_rows.h"
 #include "codec/registry.h"
-#include "communicator/plan/policy.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

@@ -36,6 +36,9 @@ struct Options {
   bool device_timings = false;         // GPU: statistics have the seconds of each phase, from events around it
   std::string log = "warning";         // debug, info, warning, error
 
+  bool is_flat() const { return tiers == "flat"; }
+  bool is_lossy() const { return codec != "none"; }
+
   // Checks the range of each field by itself. Throws OptionError that names field, value and range.
   void validate() const;
   // "codec=tagc tiers=two ...": every field, in order of declaration. Equal texts mean equal options.

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "communicator/arguments.h"
-#include "communicator/path/flat_path.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_path.h"
 #include "communicator/plan/planned_unit_states.h"
@@ -27,15 +26,13 @@
 namespace isthmus {
 namespace {
 
-bool is_flat(const Options& options) { return options.tiers == "flat"; }
-
 Options validated(Options options) {
   options.validate();
   return options;
 }
 
 std::unique_ptr<TwoTierPath> make_path(const TierSet& tiers, Device& device, const Options& options) {
-  if (is_flat(options)) {
+  if (options.is_flat()) {
     return std::make_unique<FlatPath>(tiers, device, options);
   }
   return std::make_unique<TwoTierPath>(tiers, device, options);
@@ -58,7 +55,7 @@ struct Communicator::Parts {
   Parts(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
       : device(std::move(given_device)),
         options(validated(std::move(given_options))),
-        tiers(std::move(map), rank, std::move(given_tiers), is_flat(options)),
+        tiers(std::move(map), rank, std::move(given_tiers), options.is_flat()),
         path(make_path(tiers, *device, options)),
         statistics(*device, options.max_units),
         planner(tiers, *device, options),

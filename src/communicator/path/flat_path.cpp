@@ -1,6 +1,5 @@
-#include "communicator/path/flat_path.h"
-
 #include "codec/tagc/flat.h"
+#include "communicator/path/two_tier_path.h"
 
 namespace isthmus {
 

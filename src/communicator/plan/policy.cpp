@@ -2,7 +2,6 @@
 
 #include <fnmatch.h>
 
-#include <sstream>
 #include <utility>
 
 namespace isthmus {
@@ -21,17 +20,6 @@ std::string without_ordinal(const std::string& name) {
 bool matches(const char* glob, const std::string& name) { return fnmatch(glob, name.c_str(), 0) == 0; }
 
 }  // namespace
-
-std::vector<std::string> split_patterns(const std::string& text) {
-  std::vector<std::string> patterns;
-  std::istringstream stream(text + ',');  // the comma keeps an empty last part
-  for (std::string part; std::getline(stream, part, ',');) {
-    const size_t begin = part.find_first_not_of(' ');
-    const size_t end = part.find_last_not_of(' ');
-    patterns.push_back(begin == std::string::npos ? "" : part.substr(begin, end - begin + 1));
-  }
-  return patterns;
-}
 
 std::string with_ordinal(std::string name, int ordinal) {
   return ordinal == 0 ? name : std::move(name) + kOrdinalBegins + std::to_string(ordinal + 1) + ')';

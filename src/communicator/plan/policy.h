@@ -3,14 +3,10 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "isthmus/options.h"
+#include "base/option_rows.h"
 
 namespace isthmus {
-
-// The parts of comma-separated `text`, without the spaces around them.
-std::vector<std::string> split_patterns(const std::string& text);
 
 // The name of a unit where other models of the group have units with that name: "root", or "root (2)" for ordinal 1.
 std::string with_ordinal(std::string name, int ordinal);

@@ -16,7 +16,7 @@ uint64_t steps_in(uint64_t step) { return step & ((uint64_t{1} << UnitStates::kS
 
 ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options)
     : tiers_(tiers), device_(device), options_(options), units_(device, options.max_units) {
-  ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || options_.codec == "none",
+  ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || !options_.is_lossy(),
                 "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
   if (!flat()) {
     codec(options_, DataType::kFloat32, 1);  // throws if the settings do not fit the codec
@@ -80,7 +80,7 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
     plan.why_exact = plan.drains     ? "takes the residual along"  // once
                      : must_not_keep ? kWhoseResidual
                                      : plan.why_exact;
-  } else if (unit.settings.codec == "none") {
+  } else if (!unit.settings.is_lossy()) {
     plan.why_exact = *unit.is_dense ? "dense start" : "codec none";
   }
   plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
@@ -119,7 +119,7 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
   if (flat()) {
     unit.codecs.flat = is_dense ? nullptr : &tagc_flat(unit.settings);
     unit.codecs.pieces = unit.codecs.result = &plain_codec(key.dtype, num_summands);
-  } else if (unit.settings.codec == "none") {
+  } else if (!unit.settings.is_lossy()) {
     unit.codecs.pieces = &plain_codec(key.dtype, num_summands);
     unit.codecs.result = &plain_codec(key.dtype, 1);
   } else {
@@ -133,7 +133,7 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
 // The first reason that holds, in this order; null: there is none.
 const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
   const UnitKey& key = reduction.unit;
-  if (options_.codec == "none") {
+  if (!options_.is_lossy()) {
     return "codec none";
   }
   if (reduction.why_exact != nullptr) {

@@ -48,7 +48,7 @@ class ReductionPlanner {
   Codec& codec(const Options& settings, DataType dtype, int num_summands);
   Codec& plain_codec(DataType dtype, int num_summands);
   TagcFlat& tagc_flat(const Options& settings);
-  bool flat() const { return options_.tiers == "flat"; }
+  bool flat() const { return options_.is_flat(); }
 
   const TierSet& tiers_;
   Device& device_;

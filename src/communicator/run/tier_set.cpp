@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/threads.h"
 #include "isthmus/error.h"
-#include "transport/side_by_side.h"
 
 namespace isthmus {
 namespace {
@@ -88,7 +88,7 @@ void TierSet::abort() const {
       aborts.emplace_back([tier] { tier->abort(); });
     }
   }
-  run_side_by_side(std::move(aborts), kAbortPatience);
+  run_in_threads(std::move(aborts), kAbortPatience);
 }
 
 void TierSet::throw_if_failed() const {

@@ -21,12 +21,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/threads.h"
 #include "isthmus/error.h"
 #include "torch/cuda/cuda_work.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "transport/message_transport.h"  // Clock
 #include "transport/nccl.h"
-#include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -491,7 +491,7 @@ void CudaSide::abort() {
   if (const auto found = gpu()) {
     aborts.emplace_back([communicator = found->communicator] { communicator->abort(); });
   }
-  run_side_by_side(std::move(aborts), kAbortPatience);
+  run_in_threads(std::move(aborts), kAbortPatience);
 }
 
 // The communicators end side by side, each in its own thread: NCCL waits for CUDA graphs that refer to one, and for
@@ -515,7 +515,7 @@ void CudaSide::shutdown() {
   if (!closed_.exchange(true) && group_.owns_worlds) {
     ends.emplace_back([world = parts_.world] { world->shutdown(); });
   }
-  run_side_by_side(std::move(ends), kAbortPatience);
+  run_in_threads(std::move(ends), kAbortPatience);
 }
 
 std::shared_ptr<Gpu> CudaSide::gpu() const {
@@ -548,7 +548,7 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   if (group_.two_tier()) {
     nccl = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
                                 meet_at(parts_.store, timeout), timeout,
-                                /*with_flat=*/group_.options.tiers == "flat");
+                                /*with_flat=*/group_.options.is_flat());
   }
   const auto communicator =
       std::make_shared<Communicator>(group_.map, group_.rank, nccl.as_tiers(), group_.options, gpu_device);

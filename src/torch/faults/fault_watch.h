@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/threads.h"
 #include "torch/base/group.h"
 #include "torch/faults/fault_board.h"
 #include "torch/works/work.h"
-#include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 

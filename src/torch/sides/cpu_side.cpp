@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/threads.h"
 #include "torch/sides/c10d_transport.h"
-#include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -260,7 +260,7 @@ void CpuSide::abort() {
     ends.emplace_back([world] { close_connections(*world); });
   }
   // Gloo may wait for ever for a rank that was lost before it connected (TORCH_GLOO_LAZY_INIT).
-  run_side_by_side(std::move(ends), kAbortPatience);
+  run_in_threads(std::move(ends), kAbortPatience);
 }
 
 void CpuSide::shutdown() {

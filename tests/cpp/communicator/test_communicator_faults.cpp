@@ -14,13 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/threads.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 #include "isthmus/transport.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
-#include "transport/side_by_side.h"
 
 namespace isthmus {
 namespace {
@@ -326,10 +326,10 @@ TEST(SideBySide, AbandonsWhatDoesNotEnd) {
         ended->set_value();
       },
   };
-  EXPECT_FALSE(run_side_by_side(std::move(actions), milliseconds(50)));
+  EXPECT_FALSE(run_in_threads(std::move(actions), milliseconds(50)));
   released->set_value();
   ended->get_future().wait();
-  EXPECT_TRUE(run_side_by_side({[] {}, [] { throw Error("dropped"); }}, kTimeout));
+  EXPECT_TRUE(run_in_threads({[] {}, [] { throw Error("dropped"); }}, kTimeout));
 }
 
 }  // namespace

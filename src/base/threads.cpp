@@ -1,4 +1,4 @@
-#include "transport/side_by_side.h"
+#include "base/threads.h"
 
 #include <condition_variable>
 #include <memory>
@@ -32,7 +32,7 @@ struct Progress {
 
 }  // namespace
 
-bool run_side_by_side(std::vector<std::function<void()>> actions, std::chrono::milliseconds patience) {
+bool run_in_threads(std::vector<std::function<void()>> actions, std::chrono::milliseconds patience) {
   const auto progress = std::make_shared<Progress>(actions.size());
   std::vector<std::function<void()>> without_thread;
   for (std::function<void()>& action : actions) {
