@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,21 +25,22 @@ from isthmus.attached.companions import (
     use,
     why_companions_would_hang,
 )
-from isthmus.backends import companion_of, group_on_isthmus, options_from
+from isthmus.backends import backends_of, companion_of, group_on_isthmus, options_from
 from isthmus.group.nodes.node_map import name_ranks
 from isthmus.told import on_all
-from isthmus.units.collectives import Replaced, is_in_a_pass, replace_collectives, why_not_replaceable
+from isthmus.units.collectives import is_in_a_pass, why_not_replaceable
 from isthmus.units.models import (
     ddp_modules,
     fsdp1_units,
+    fsdp2_groups,
     fsdp2_units,
     gather_group,
-    param_groups_of,
+    groups_of,
     replicate_group,
     shard_group,
-    unit_name,
 )
-from isthmus.units.prepare import forget, prepare, prepared_of
+from isthmus.units.owners import owners_of
+from isthmus.units.prepare import forget, forget_what_prepared_itself, prepare, prepared_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -54,20 +55,21 @@ _BETWEEN_REPLICAS = (
     'init_device_mesh(..., backend_override={"replicate": "isthmus"}), and call isthmus.prepare'
 )
 
+_IN_A_PASS = "is in a forward or backward pass, or being gathered: call this between steps"
+
 
 @dataclass
 class _Attachment:
     """What `attach` did to a model. Refers to no module, so that it keeps none alive."""
 
-    name: str
+    arguments: Mapping[str, str]  # name and prefetch
     options: Mapping[str, str]
     groups: list[dist.ProcessGroup] = field(default_factory=list)  # the groups whose companions it uses
-    replaced: list[Replaced] = field(default_factory=list)
 
     def undo(self, model: nn.Module) -> None:
         """Restore the model as it was before. A hook of DDP stays, and averages as DDP does."""
-        for replaced in self.replaced:
-            replaced.restore()
+        for backend in backends_of(groups_of(model)):
+            backend.clear_units(owners_of(model))
         forget(model)
         for group in self.groups:
             release(group)
@@ -131,12 +133,9 @@ def detach(model: Model) -> Model:
     attachment = _attachments.get(model)
     if attachment is None:
         raise ValueError("isthmus.detach: this model is not attached")
-    for module_name, module in _units(model):
-        if any(map(is_in_a_pass, param_groups_of(module))):
-            raise ValueError(
-                f"isthmus.detach: unit {unit_name([module_name])!r} is in a forward or backward pass, or being "
-                "gathered: call this between steps"
-            )
+    for group, unit in fsdp2_units(model):
+        if is_in_a_pass(group):
+            raise ValueError(f"isthmus.detach: unit {unit.name!r} {_IN_A_PASS}")
     for device in {parameter.device for parameter in model.parameters() if parameter.is_cuda}:
         torch.cuda.synchronize(device)  # wait for the groups' work
     del _attachments[model]
@@ -163,7 +162,7 @@ class _Attaching:
         self._given = (options, keywords)
         self._earlier = _attachments.get(model) if isinstance(model, nn.Module) else None
         self._groups: list[dist.ProcessGroup] = []  # the groups that gather or reduce the model
-        self._attachment = _Attachment(name, {})
+        self._attachment = _Attachment({"name": repr(name), "prefetch": str(prefetch)}, {})
 
     def wish(self) -> Wish:
         """Return what this rank needs. Raises an error of any type if the model cannot be attached."""
@@ -172,13 +171,14 @@ class _Attaching:
         if not isinstance(self._model, nn.Module):
             raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(self._model).__name__}")
         if self._earlier is not None:
-            _require_equal(self._earlier, self._name, texts)
+            _require_equal(self._earlier, self._attachment.arguments, texts)
             return Wish(texts, is_attached=True)
         self._attachment.options = texts
         _require_attachable(self._model)
         self._groups = _groups_to_attach(self._model)
         if prepared_of(self._model) is not None:
             raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
+        forget_what_prepared_itself(self._model)
         _require_replaceable(self._model)
         for group in self._groups:
             _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))
@@ -190,7 +190,7 @@ class _Attaching:
     def carry_out(self, wishes: Sequence[Wish]) -> None:
         """Make the groups and hand over the collectives. Raises ValueError if anything fails; `undo` cleans up."""
         if self._earlier is not None:
-            prepare(self._model, name=self._name, scaler=self._scaler)
+            prepare(self._model, name=self._name, scaler=self._scaler, prefetch=self._prefetch)
             return
         make_companions(wishes, self._new_groups(), self._options)
         places = drop_those_within_nodes(self._groups)
@@ -201,7 +201,6 @@ class _Attaching:
             use(group)
             self._attachment.groups.append(group)
         prepare(self._model, name=self._name, scaler=self._scaler, prefetch=self._prefetch)
-        self._attachment.replaced = replace_collectives(self._model)
 
     def undo(self) -> None:
         """Undo what `carry_out` did, here or on another rank that failed."""
@@ -230,8 +229,8 @@ def _differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={earlier[name]} and not {now[name]}" for name in now if earlier[name] != now[name])
 
 
-def _require_equal(earlier: _Attachment, name: str, options: Mapping[str, str]) -> None:
-    differing = _differences({"name": repr(earlier.name), **earlier.options}, {"name": repr(name), **options})
+def _require_equal(earlier: _Attachment, arguments: Mapping[str, str], options: Mapping[str, str]) -> None:
+    differing = _differences({**earlier.arguments, **earlier.options}, {**arguments, **options})
     if differing:
         raise ValueError(f"this model is attached with {differing}: call isthmus.detach(model) first")
 
@@ -251,7 +250,7 @@ def _require_attachable(model: nn.Module) -> None:
             "FSDP1 hands nobody its collectives: wrap the model with fully_shard, or name the backend: "
             'init_process_group("isthmus")'
         )
-    if not ddp_modules(model) and not any(True for _ in _units(model)):
+    if not ddp_modules(model) and not fsdp2_groups(model):
         raise ValueError(
             f"found nothing of FSDP2 or DDP in this {type(model).__name__}: call it after fully_shard or with what "
             "DistributedDataParallel returned; for other models name the backend: init_process_group("
@@ -260,19 +259,9 @@ def _require_attachable(model: nn.Module) -> None:
 
 
 def _require_replaceable(model: nn.Module) -> None:
-    for name, module in _units(model):
-        if reason := why_not_replaceable(module):
-            raise ValueError(f"unit {unit_name([name])!r} {reason}")
-
-
-def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield one module for each of FSDP2's units, with its name."""
-    seen = set()
-    for name, module in model.named_modules():
-        units = param_groups_of(module)
-        if units and units[0] not in seen:
-            seen.add(units[0])
-            yield name, module
+    for group, unit in fsdp2_units(model):
+        if reason := why_not_replaceable(group) or (_IN_A_PASS if is_in_a_pass(group) else ""):
+            raise ValueError(f"unit {unit.name!r} {reason}")
 
 
 def _groups_to_attach(model: nn.Module) -> list[dist.ProcessGroup]:

@@ -37,6 +37,7 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         core.set_split_function(split)
         register_optimizer_step_post_hook(looks.stepped)
         core.set_shutdown_listener(_keep_last_stats)
+        core.set_pass_function(_pass_begins)
         core.set_fsdp_caller(_fsdp_caller)
         core.set_weights_caller(_weights_caller)
         atexit.register(_shut_down, os.getpid())
@@ -51,17 +52,23 @@ def _warn_of_unknown_variables(core: Any) -> None:
         logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
 
 
-# Imports at the first reduction, not when `import torch` registers: `units.identify` imports DTensor, for seconds.
-def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, bool, torch.Tensor | None] | None:
-    from isthmus.units import identify
+# Imports at the first pass, not when `import torch` registers: `units` imports DTensor, for seconds.
+def _pass_begins() -> None:
+    from isthmus.units import automatic
 
-    return identify.fsdp_caller(output, input)
+    automatic.pass_begins()
 
 
-def _weights_caller() -> tuple[int, str, bool]:
-    from isthmus.units import identify
+def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, torch.Tensor | None] | None:
+    from isthmus.units import automatic
 
-    return identify.weights_caller()
+    return automatic.fsdp_caller(output, input)
+
+
+def _weights_caller() -> tuple[int, str]:
+    from isthmus.units import automatic
+
+    return automatic.weights_caller()
 
 
 # The statistics of groups that were shut down, by name; kept if rank 0 logs a summary at its exit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from isthmus.backends import backend_of, backends_of
 from isthmus.units.models import all_groups
+from isthmus.units.prepared import units_of_groups
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -58,9 +60,26 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Raises ValueError where there is no group of Isthmus, or `group` is one that this rank is not in.
     """
     if group is not None:
-        return backend_of(group).stats()
-    found = {name: backend.stats() for name, backend in named_backends().items()}
+        return _stats(backend_of(group))
+    found = {name: _stats(backend) for name, backend in named_backends().items()}
     return added(found) | {"groups": found}
+
+
+def _stats(backend: _C.Backend) -> dict[str, Any]:
+    """The statistics of a backend, with what Python knows of its units."""
+    found: dict[str, Any] = backend.stats()
+    reasons = Counter(
+        prepared_unit.prepared.kept[prepared_unit.unit.name]
+        for prepared_unit in units_of_groups.values()
+        if prepared_unit.unit.name in prepared_unit.prepared.kept
+        and backend in backends_of(prepared_unit.unit.process_groups)
+    )
+    found["notes"] += [
+        f"units of FSDP2 with torch's own collectives, whose reductions do not overlap on a GPU: {number}, as each "
+        f"{reason}"
+        for reason, number in reasons.items()
+    ]
+    return found
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:

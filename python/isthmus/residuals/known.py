@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from isthmus.units.layout import Layout
-from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_units, live_fsdp2_models
+from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_groups
 from isthmus.units.owners import number_of
 from isthmus.units.prepare import prepared_models, prepared_of
-from isthmus.units.prepared import Prepared
+from isthmus.units.prepared import Prepared, units_of_groups
 
 Target = nn.Module | dist.ProcessGroup | None
 
@@ -38,43 +37,28 @@ class LiveUnit:
         """Return the layout of all parameters."""
         return self.unit.layout() if self.unit is not None else None
 
-    def name_in(self, backend: Any) -> str:
-        """Return the name under which a backend knows the unit."""
-        if self.prepared is not None and self.unit is not None:
-            return self.prepared.full_name(self.unit.name)
-        name: str = backend.unit_name(self.owner, self.name)
-        return name
+    @property
+    def full_name(self) -> str:
+        """Return the name under which a backend knows the unit, if it has a name."""
+        return self.prepared.full_name(self.unit.name) if self.prepared is not None and self.unit is not None else ""
 
 
 def live_units(target: Target) -> list[LiveUnit]:
-    """Return the units of a model; by default, of all prepared models and all FSDP2 models that had a forward pass."""
-    if isinstance(target, nn.Module):
-        models = [target]
-    else:
-        models = list(dict.fromkeys([*prepared_models(), *live_fsdp2_models()]))
-    found: dict[int, LiveUnit] = {}
-    for model in models:
-        for unit in _units_of(model):
-            # A model may be part of a prepared one, which then names its units.
-            if unit.owner not in found or (found[unit.owner].prepared is None and unit.prepared is not None):
-                found[unit.owner] = unit
-    return list(found.values())
+    """Return the units of a model; by default, of all that were prepared or prepared themselves."""
+    models = [target] if isinstance(target, nn.Module) else prepared_models()
+    return list({unit.owner: unit for model in models for unit in _units_of(model)}.values())
 
 
 def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
-    for module in model.modules():
-        if module is not model and prepared_of(module) is not None:
-            yield from _units_of(module)
+    for group in fsdp2_groups(model):
+        if (found := units_of_groups.get(group)) is not None:
+            name = found.prepared.base_name(found.unit.name)
+            groups = tuple(found.unit.process_groups)
+            yield LiveUnit(number_of(group), name, found.unit, found.prepared, groups)
     prepared = prepared_of(model)
-
-    def live(owner: Any, unit: Unit, name: str) -> LiveUnit:
-        full = name if prepared is None else prepared.base_name(unit.name)
-        return LiveUnit(number_of(owner), full, unit, prepared, tuple(unit.process_groups))
-
-    for group, unit in fsdp2_units(model):
-        yield live(group, unit, unit.label)
     for module, _, unit in fsdp1_units(model):
-        yield live(module._handle, unit, "")
+        name = "" if prepared is None else prepared.base_name(unit.name)
+        yield LiveUnit(number_of(module._handle), name, unit, prepared, tuple(unit.process_groups))
     for _, module in ddp_modules(model):
         yield LiveUnit(number_of(module), "", None, prepared, (module.process_group,))
     parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
@@ -83,6 +67,9 @@ def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
             if not unit.in_rows and unit.shard_group is None and unit.replicate_group is None:
                 groups = tuple(parameter.device_mesh.get_group(dim) for dim in range(parameter.device_mesh.ndim))
                 yield LiveUnit(number_of(parameter), prepared.base_name(unit.name), unit, prepared, groups)
+    for module in model.modules():  # what was prepared by itself keeps the names of that call
+        if module is not model and prepared_of(module) is not None:
+            yield from _units_of(module)
 
 
 def base_name(name: str) -> str:

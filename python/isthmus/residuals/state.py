@@ -30,8 +30,9 @@ from isthmus.residuals.saved import (
     to_text,
 )
 from isthmus.units.layout import Layout
-from isthmus.units.models import all_groups, groups_of
+from isthmus.units.models import all_groups, fsdp2_roots, groups_of
 from isthmus.units.owners import living, owners_of
+from isthmus.units.prepare import prepare_itself
 
 GroupAndBackend = tuple[dist.ProcessGroup, Any]
 
@@ -155,6 +156,8 @@ def load_checkpoint(checkpoint_id_or_reader: Any, model_or_group: Target = None,
 
 def _load(open_source: Callable[[], Source], target: Target) -> LoadReport:
     groups = _groups(target)
+    for root in fsdp2_roots(target) if isinstance(target, nn.Module) else ():
+        prepare_itself(root)  # what was saved then finds its unit
     owners = _owners(target)
     before = [backend.unit_states() for _, backend in groups]
     for _, backend in groups:
@@ -248,7 +251,7 @@ def _restore(
     restored, dropped = [], []
     for index, unit in enumerate(saved_group.units):
         try:
-            place = _place(unit, group, backend, live, is_of_model=is_of_model)
+            place = _place(unit, group, live, is_of_model=is_of_model)
         except Dropped as reason:
             if unit.has_residual:
                 dropped.append((unit.name, str(reason)))
@@ -260,7 +263,7 @@ def _restore(
 
 
 def _place(
-    saved: SavedUnit, group: dist.ProcessGroup, backend: Any, live: Sequence[LiveUnit], *, is_of_model: bool
+    saved: SavedUnit, group: dist.ProcessGroup, live: Sequence[LiveUnit], *, is_of_model: bool
 ) -> dict[str, Any]:
     """Return name, owner and layout of the live unit for a saved one. Raises Dropped if there is none."""
     here = [unit for unit in live if group in unit.groups]
@@ -283,7 +286,7 @@ def _place(
         raise Dropped("there is no such unit; give load_checkpoint the model, prepared as it was")
     if saved.parameters is not None and unit.layout is not None and saved.parameters != unit.layout.to_json():
         raise Dropped("the unit has parameters of other names or shapes than were saved")
-    place: dict[str, Any] = {"name": unit.name_in(backend), "owner": unit.owner}
+    place: dict[str, Any] = {"name": unit.full_name, "owner": unit.owner}
     if unit.unit is not None and not unit.unit.in_rows and unit.prepared is not None:
         place["layout"] = unit.prepared.remember(unit.unit.layout())
     return place

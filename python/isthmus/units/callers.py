@@ -51,7 +51,8 @@ def hooked_reduction_of(tensor: torch.Tensor) -> tuple[ParamGroup, tuple[int, ..
     return None
 
 
-# Modules of torch that reduce gradients, and the modules that they call for a collective.
+# Modules of torch that begin passes, that reduce gradients, and that they call for a collective.
+_FSDP2_PASSES = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP2_REDUCES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 _FSDP1_REDUCES = "torch.distributed.fsdp._runtime_utils"
 _COLLECTIVES = {_FSDP2_REDUCES, "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"}
@@ -84,6 +85,16 @@ def _param_group_above(reduces: FrameType) -> tuple[ParamGroup, tuple[int, ...]]
         if params is not None and group is not None:
             places = {id(param): index for index, param in enumerate(group.fsdp_params)}
             return group, tuple(places[id(param)] for param in params)
+        frame = frame.f_back
+    return None
+
+
+def beginning_pass() -> Any | None:
+    """Return the module of FSDP2 whose forward pass begins on this thread's stack, None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_root_pre_forward" and frame.f_globals.get("__name__") == _FSDP2_PASSES:
+            return frame.f_locals["self"]._modules[0]
         frame = frame.f_back
     return None
 

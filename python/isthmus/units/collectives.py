@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,9 +17,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
-from isthmus.units.identify import gathering, handed_reduction
-from isthmus.units.models import ParamGroup, gather_group, is_being_gathered, param_groups_of, shard_group
+from isthmus.units.identify import handed_reduction
+from isthmus.units.models import ParamGroup, is_being_gathered, param_groups_of, shard_group
+from isthmus.units.owners import number_of
 from isthmus.units.prefetch import Prefetch
+from isthmus.units.prepared import units_of_groups
 
 # Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
@@ -39,6 +41,7 @@ class _Collective:
     """
 
     def __init__(self, unit: ParamGroup) -> None:
+        self._core = native.load()
         self._unit = weakref.ref(unit)
         self._allocated_on: MutableMapping[torch.Tensor, torch.cuda.Stream] = WeakIdKeyDictionary()
 
@@ -56,12 +59,11 @@ class _Collective:
         if stream is None:
             yield
             return
-        core = native.load()
-        core.set_input_stream(stream.cuda_stream)
+        self._core.set_input_stream(stream.cuda_stream)
         try:
             yield
         finally:
-            core.set_input_stream(None)
+            self._core.set_input_stream(None)
 
 
 class UnitAllGather(_Collective):
@@ -85,10 +87,14 @@ class UnitAllGather(_Collective):
         is_followed = prefetch is not None and prefetch.gathers(unit)
         group = companion_of(group) or group
         in_halves = output_tensor.is_cuda and _sends_differences(group)
-        with gathering(unit, in_halves), self._behind_the_stream_of(output_tensor):
-            work: dist.Work | None = dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
-            )
+        self._core.push_unit(units_of_groups[unit].full_name, 0, "", number_of(unit), in_halves=in_halves)
+        try:
+            with self._behind_the_stream_of(output_tensor):
+                work: dist.Work | None = dist.all_gather_into_tensor(
+                    output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
+                )
+        finally:
+            self._core.pop_unit()
         if work is None or prefetch is None or not is_followed:
             return work
         return _Followed(work, lambda: prefetch.waited(unit))
@@ -130,10 +136,9 @@ class UnitReduceScatter(_Collective):
         FSDP2 calls this on the thread and the stream of its reductions. Tensors, Work and errors are as in
         `torch.distributed.reduce_scatter_tensor`.
         """
-        core = native.load()
         unit = self._unit()
         group = shard_group(unit) or group
-        core.push_unit(*handed_reduction(unit, output_tensor, input_tensor))
+        self._core.push_unit(*handed_reduction(unit, output_tensor, input_tensor))
         # FSDP2 divides an input of another type on the stream of the call.
         is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
         try:
@@ -142,7 +147,7 @@ class UnitReduceScatter(_Collective):
                     output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op
                 )
         finally:
-            core.pop_unit()
+            self._core.pop_unit()
         return work
 
 
@@ -162,41 +167,28 @@ class Replaced:
             module.set_custom_reduce_scatter(self.reduce_scatter)
 
 
-def replace_collectives(model: nn.Module, prefetch: Prefetch | None = None) -> list[Replaced]:
-    """Hand FSDP2 our collectives for the units of `model` that are gathered or reduced over Isthmus.
+def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> Replaced:
+    """Hand FSDP2 our collectives for a unit. Returns what it replaced. prefetch: learns of each gather.
 
-    Leaves out units whose collectives cannot be replaced. Returns what it replaced. prefetch: learns of each gather.
+    What is being gathered arrives as it was begun.
     """
-    found = []
-    modules: Iterable[Any] = model.modules()
-    for module in modules:
-        if not _crosses(module) or why_not_replaceable(module):
-            continue
-        (unit,) = param_groups_of(module)
-        found.append(Replaced(weakref.ref(module), unit._all_gather_comm, unit._reduce_scatter_comm))
-        module.set_custom_all_gather(UnitAllGather(unit, prefetch))
-        module.set_custom_reduce_scatter(UnitReduceScatter(unit))
-    return found
+    module = unit.modules[0]
+    replaced = Replaced(weakref.ref(module), unit._all_gather_comm, unit._reduce_scatter_comm)
+    module.set_custom_all_gather(UnitAllGather(unit, prefetch))
+    module.set_custom_reduce_scatter(UnitReduceScatter(unit))
+    return replaced
 
 
-def _crosses(module: nn.Module) -> bool:
-    groups = [group for unit in param_groups_of(module) for group in (gather_group(unit), shard_group(unit))]
-    return any(group is not None and isthmus_backend(group) is not None for group in groups)
-
-
-def why_not_replaceable(module: Any) -> str:
-    """Return why the collectives of `module` cannot be replaced now, "" if they can."""
-    units = param_groups_of(module)
-    if len(units) > 1:
-        return f"has {len(units)} groups of parameters, and torch takes no other collectives for several"
-    kinds = [type(collective) for unit in units for collective in (unit._all_gather_comm, unit._reduce_scatter_comm)]
-    for kind in kinds:
+def why_not_replaceable(unit: ParamGroup) -> str:
+    """Return why the collectives of a unit cannot be replaced, "" if they can."""
+    siblings = param_groups_of(unit.modules[0])
+    if len(siblings) > 1:
+        return f"has {len(siblings)} groups of parameters, and torch takes no other collectives for several"
+    for kind in (type(unit._all_gather_comm), type(unit._reduce_scatter_comm)):
         if issubclass(kind, _Collective):
             return "belongs to another attached model: detach that first"
         if not kind.__module__.startswith("torch.") or not _TORCHS.fullmatch(kind.__name__):
             return f"has a {kind.__name__} of its own already: take that away first"
-    if any(is_in_a_pass(unit) for unit in units):
-        return "is in a forward or backward pass, or being gathered: call this between steps"
     return ""
 
 

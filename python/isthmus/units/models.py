@@ -5,8 +5,6 @@ FSDP has no public view of its units, so private attributes of torch are read; c
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +38,6 @@ class Unit:
     """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
 
     name: str  # in the model: "blocks.0", "root"
-    label: str  # the backend's name for it if it is not prepared; "" if that depends on sizes
     parameters: tuple[Parameter, ...]  # with padding between them
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
@@ -67,7 +64,6 @@ def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist
     """Return the unit of a bucket that holds these parameters."""
     return Unit(
         name=f"bucket {index}",
-        label="",
         parameters=tuple(parameters),
         in_rows=False,
         shard_group=None,
@@ -93,7 +89,8 @@ def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
 
 def unit_name(module_names: Iterable[str]) -> str:
     """Return the name of the unit that consists of these modules."""
-    return ", ".join(clean_name(name) or "root" for name in module_names)
+    names = (clean_name(name) or "root" for name in module_names)
+    return ", ".join(dict.fromkeys(names))  # wrappers of modules pass for them
 
 
 # --- FSDP2 ---
@@ -114,14 +111,11 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
         for group in param_groups_of(module):
             found.setdefault(id(group), (group, []))[1].append(name)
     for group, names in found.values():
-        name = unit_name(names) + _place_in_module(group)
-        parameters = describe(group, owners)
         yield (
             group,
             Unit(
-                name=name,
-                label=name,
-                parameters=tuple(parameters.values()),
+                name=unit_name(names) + _place_in_module(group),
+                parameters=tuple(describe(group, owners).values()),
                 in_rows=True,
                 shard_group=shard_group(group),
                 replicate_group=replicate_group(group),
@@ -139,18 +133,19 @@ def _place_in_module(group: ParamGroup) -> str:
 INPUT_BUFFERS = 2
 
 
-def let_reductions_overlap(model: nn.Module) -> None:
+def let_reductions_overlap(groups: Sequence[ParamGroup]) -> None:
     """Let FSDP2 pack the next unit's gradients while one is being reduced, unless the model was told otherwise.
 
     This needs torch 2.13; older ones wait for the reduction first.
     """
-    limits = {getattr(group, "reduce_scatter_max_input_buffers", None) for group, _ in fsdp2_units(model)}
-    if limits != {1}:  # torch's default
+    limits = {getattr(group, "reduce_scatter_max_input_buffers", None) for group in groups}
+    in_symmetric_memory = any("SymmMem" in type(group._reduce_scatter_comm).__name__ for group in groups)
+    if limits != {1} or in_symmetric_memory:  # 1 is torch's default; torch has one buffer of symmetric memory
         return
-    modules: Iterable[Any] = model.modules()  # with the methods of FSDPModule
-    for module in modules:
-        if param_groups_of(module):
-            module.set_reduce_scatter_max_input_buffers(INPUT_BUFFERS, recurse=False)
+    for group in groups:
+        group.modules[0].set_reduce_scatter_max_input_buffers(INPUT_BUFFERS, recurse=False)
+        # A model's first forward pass copies the largest number of its units to here.
+        group.comm_ctx.reduce_scatter_max_input_buffers = INPUT_BUFFERS
 
 
 def is_being_gathered(group: ParamGroup) -> bool:
@@ -215,36 +210,6 @@ def _groups_of_state(state: Any) -> list[ParamGroup]:
     return [] if group is None else [group]
 
 
-@functools.cache
-def module_states() -> dict[weakref.ref[nn.Module], Any]:
-    """Return torch's table of modules that have a state, FSDP2's or another, in the order in which they were added.
-
-    It changes whenever a module is added or collected. It is empty if this torch has none.
-    """
-    try:
-        from torch.distributed import _composable_state
-    except ImportError:
-        return {}
-    table: Any = _composable_state._module_state_mapping  # a WeakKeyDictionary
-    return table.data  # type: ignore[no-any-return]
-
-
-def live_param_groups() -> list[ParamGroup]:
-    """Return all of FSDP2's units in this process, garbage included."""
-    found: dict[int, ParamGroup] = {}
-    for entry in list(module_states().values()):
-        state = entry() if isinstance(entry, weakref.ref) else entry
-        for group in _groups_of_state(state):
-            found[id(group)] = group
-    return list(found.values())
-
-
-def live_fsdp2_models() -> list[nn.Module]:
-    """Return the outermost FSDP2 modules that have had a forward pass."""
-    roots = (root_of(group) for group in live_param_groups())
-    return list(dict.fromkeys(root for root in roots if root is not None))
-
-
 def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
     """Return the process group of the reduce-scatter, if there is one.
 
@@ -267,24 +232,24 @@ def gather_group(group: ParamGroup) -> dist.ProcessGroup | None:
     return getattr(group.mesh_info, "shard_process_group", None)
 
 
-def fqn_of(group: ParamGroup) -> str | None:
-    """Return FSDP2's name of the module: "" for the root, None before the first forward pass."""
-    name: str | None = group._module_fqn
-    return name
-
-
 def label_of(group: ParamGroup) -> str:
-    """Return FSDP2's name of a unit."""
-    return (fqn_of(group) or "root") + _place_in_module(group)
+    """Return FSDP2's name of a unit: "root" before the first forward pass."""
+    return (group._module_fqn or "root") + _place_in_module(group)
 
 
-def root_of(group: ParamGroup) -> nn.Module | None:
-    """Return the module to which FSDP2's names are relative; None before the first forward pass."""
-    for module in group.modules:
-        for state in module._get_fsdp_state()._state_ctx.all_states:
-            root: nn.Module = state._modules[0]
-            return root
+def root_of(module: Any) -> nn.Module | None:
+    """Return the module to which FSDP2's names of units are relative, `module` or one around it; None before a pass."""
+    for state in module._get_fsdp_state()._state_ctx.all_states:
+        root: nn.Module = state._modules[0]
+        return root
     return None
+
+
+def fsdp2_roots(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules of FSDP2 in `model`, which have their passes on their own."""
+    if hasattr(model, "_get_fsdp_state"):
+        return [root_of(model) or model]
+    return [root for child in model.children() for root in fsdp2_roots(child)]
 
 
 # --- FSDP1 and DDP ---
@@ -313,7 +278,6 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, Uni
             handle.flat_param,
             Unit(
                 name=unit_name([name]),
-                label="",
                 parameters=parameters,
                 in_rows=False,
                 shard_group=module.process_group if is_sharded else None,

@@ -21,22 +21,12 @@ _numbers = itertools.count(1)
 _number_of: MutableMapping[Any, int] = WeakIdKeyDictionary()
 
 
-def new_number() -> int:
-    """Return a number that this process never uses again."""
-    return next(_numbers)
-
-
-def forget_with(owner: Any, number: int) -> None:
-    """Let the native module forget `number` when `owner` is gone."""
-    weakref.finalize(owner, native.load().forget_owner, number).atexit = False
-
-
 def number_of(owner: Any) -> int:
-    """Return the number of a unit's owner."""
+    """Return the number of a unit's owner, which this process never uses again."""
     number: int | None = _number_of.get(owner)
     if number is None:
-        number = _number_of[owner] = new_number()
-        forget_with(owner, number)
+        number = _number_of[owner] = next(_numbers)
+        weakref.finalize(owner, native.load().forget_owner, number).atexit = False
     return number
 
 

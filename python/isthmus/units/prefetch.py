@@ -35,9 +35,13 @@ class Prefetch:
         self._unused: dict[weakref.ref[ParamGroup], None] | None = None  # not waited for; None: there is no pass
         untraced: Any = torch.compiler.disable
         self._hooks = [
-            model.register_forward_pre_hook(untraced(self._begins), prepend=True),
+            model.register_forward_pre_hook(untraced(self.begin), prepend=True),
             model.register_forward_hook(untraced(self._ends), always_call=True),
         ]
+
+    def begin(self, *_: Any) -> None:
+        """Note that a forward pass begins."""
+        self._first, self._unused = [], {}
 
     def gathers(self, unit: ParamGroup) -> bool:
         """Note that FSDP2 gathers `unit`. Returns whether waited() is to be called once that is waited for."""
@@ -65,11 +69,10 @@ class Prefetch:
             hook.remove()
         self._next, self._unused = None, None
 
-    def _begins(self, *_: Any) -> None:
-        self._first, self._unused = [], {}
-
     def _ends(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
-        unused = [unit for reference in self._unused or () if (unit := reference()) is not None]
+        if self._unused is None:  # the pass began before
+            return
+        unused = [unit for reference in self._unused if (unit := reference()) is not None]
         self._unused = None
         for unit in unused:  # a later pass would use weights of now
             unit.modules[0].unshard()

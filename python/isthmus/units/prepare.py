@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,23 +12,27 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from isthmus import native
-from isthmus.backends import backends_of, isthmus_backend
+from isthmus.backends import group_on_isthmus
 from isthmus.job import warn_on_first_rank
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
-from isthmus.units.collectives import replace_collectives
+from isthmus.units.collectives import replace_collectives, why_not_replaceable
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Parameter, clean_name
 from isthmus.units.models import (
+    ParamGroup,
     Unit,
     ddp_modules,
-    fqn_of,
     fsdp1_units,
+    fsdp2_groups,
+    fsdp2_roots,
     fsdp2_units,
+    gather_group,
     groups_of,
     let_reductions_overlap,
+    shard_group,
 )
-from isthmus.units.owners import number_of, owners_of
+from isthmus.units.owners import number_of
 from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
 from isthmus.units.rows import noisy_rows
@@ -37,15 +41,18 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
 
+# What prepared itself of each model of FSDP2 that has had a pass, as nobody had prepared it. Often that is nothing.
+_prepared_themselves: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
+
 
 def prepared_of(model: nn.Module) -> Prepared | None:
-    """Return the record of `model` itself, which `prepare` or its first reduction made."""
+    """Return the record that `prepare` made of `model` itself."""
     return _prepared.get(model)
 
 
 def prepared_models() -> list[nn.Module]:
-    """Return all prepared models that are alive, in the order in which they were prepared."""
-    return list(_prepared)
+    """Return all models that are alive and were prepared or prepared themselves."""
+    return [*_prepared, *_prepared_themselves]
 
 
 def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = None, prefetch: bool = True) -> Model:
@@ -53,13 +60,14 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
     It takes models of FSDP2 (`fully_shard`), FSDP1 and DDP, and models whose parameters are DTensors (SimpleFSDP), over
     groups of Isthmus. All ranks call it alike, before or after the first step. A second call with equal arguments does
-    nothing.
+    nothing. A model of FSDP2 that nobody prepared prepares itself in its first forward pass, as by this call without
+    arguments; a later call takes that call's place.
 
     name: a prefix of the names of the units, "name/blocks.0". Models whose units have equal names in one group are
     numbered in the order in which they are prepared, "blocks.0 (2)"; separate names tell them apart in checkpoints.
     units: which units are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
-    If called before the first step, FSDP2 of torch 2.13 or newer packs a unit's gradients while it reduces the previous
-    unit's: `model.set_reduce_scatter_max_input_buffers(2)`, unless the model was given another number.
+    FSDP2 of torch 2.13 or newer then packs a unit's gradients while it reduces the previous unit's:
+    `model.set_reduce_scatter_max_input_buffers(2)`, unless the model was given another number.
 
     prefetch: on GPUs, let FSDP2 gather each unit while the one before it computes, in forward passes as it does in
     backward passes. This takes the memory of one more gathered unit in forward passes, the first of which shows the
@@ -74,23 +82,25 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     """
     earlier = _prepared.get(model)
     if earlier is None:
-        _prepared[model] = _prepare_units(model, Prepared(name, units), prefetch)
+        forget_what_prepared_itself(model)
+        _prepared[model] = _prepare_units(model, Prepared(name, units, prefetch))
         warn_on_first_rank(noisy_rows(model, _prepared[model]))
-    elif (earlier.name, earlier.patterns) != (name, units):
+    elif (earlier.name, earlier.patterns, earlier.prefetches) != (name, units, prefetch):
         raise ValueError(
-            f"this model was prepared with name={earlier.name!r} and units={earlier.patterns!r} before: "
-            f"name={name!r} and units={units!r} cannot take their place"
+            f"this model was prepared with name={earlier.name!r}, units={earlier.patterns!r} and "
+            f"prefetch={earlier.prefetches} before: name={name!r}, units={units!r} and prefetch={prefetch} cannot take "
+            "their place"
         )
     if scaler is not None:
         follow(scaler, model)
     return model
 
 
-def _prepare_units(model: nn.Module, prepared: Prepared, prefetch: bool) -> Prepared:
-    fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
+def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
+    fsdp2 = {group: unit for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)}
     fsdp1 = [(module, flat, unit) for module, flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
     ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
-    prepared.units = [unit for _, unit in fsdp2] + [unit for _, _, unit in fsdp1]
+    prepared.units = [*fsdp2.values(), *(unit for _, _, unit in fsdp1)]
     if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
         return prepared
@@ -101,17 +111,14 @@ def _prepare_units(model: nn.Module, prepared: Prepared, prefetch: bool) -> Prep
     for module in ddp:
         prepared.bucket_group = module.process_group
         prepared.bucket_parameters = tuple(bucket_parameters(module).values())
-    for group, _ in fsdp2:
-        if group in units_of_groups:
-            raise ValueError(f"unit {fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
-    prepared.take_number(groups_of(model))
-    for group, unit in fsdp2:
-        units_of_groups[group] = PreparedUnit(unit, prepared)
-    if fsdp2:
-        let_reductions_overlap(model)
-        if any(group.device.type == "cuda" for group, _ in fsdp2):
-            prepared.prefetch = Prefetch(model) if prefetch else None
-            prepared.replaced = replace_collectives(model, prepared.prefetch)
+    for group in fsdp2:
+        if found := units_of_groups.get(group):
+            raise ValueError(f"unit {found.unit.name!r} of FSDP2 belongs to another prepared model")
+    owners = {unit.name: number_of(group) for group, unit in fsdp2.items()}
+    owners |= {unit.name: number_of(module._handle) for module, _, unit in fsdp1}
+    owners |= {"bucket": number_of(ddp[0])} if ddp else {}
+    prepared.take_number(groups_of(model), owners)
+    _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, flat, unit in fsdp1:
         layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
@@ -122,27 +129,82 @@ def _prepare_units(model: nn.Module, prepared: Prepared, prefetch: bool) -> Prep
     return prepared
 
 
+def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
+    """Prepare what nobody prepared of a model of FSDP2 over groups of Isthmus. All ranks call it alike.
+
+    begins_pass: `root` is at the beginning of a forward pass.
+    """
+    if root in _prepared_themselves:
+        return
+    units = {
+        group: unit
+        for group, unit in fsdp2_units(root)
+        if group not in units_of_groups and _is_of_isthmus(unit.process_groups)
+    }
+    prepared = _prepared_themselves[root] = Prepared("", "*", prefetches=True, units=list(units.values()))
+    groups = dict.fromkeys(group for unit in prepared.units for group in unit.process_groups)
+    prepared.take_number(groups, {unit.name: number_of(group) for group, unit in units.items()})
+    _prepare_fsdp2(root, prepared, units, _is_of_isthmus)
+    if begins_pass and prepared.prefetch is not None:
+        prepared.prefetch.begin()
+    warn_on_first_rank(noisy_rows(root, prepared))
+
+
+def _prepare_fsdp2(
+    model: nn.Module,
+    prepared: Prepared,
+    units: dict[ParamGroup, Unit],
+    crosses: Callable[[Iterable[dist.ProcessGroup]], bool],
+) -> None:
+    """Register FSDP2's units, and hand those whose gathers or reduce-scatters cross collectives of their own."""
+    for group, unit in units.items():
+        full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
+        units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
+    let_reductions_overlap(list(units))
+    if prepared.prefetches and any(group.device.type == "cuda" for group in units):
+        prepared.prefetch = Prefetch(model)
+    for group, unit in units.items():
+        if not crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
+            continue
+        if reason := why_not_replaceable(group):
+            prepared.kept[unit.name] = reason
+        else:
+            prepared.replaced.append(replace_collectives(group, prepared.prefetch))
+
+
+def forget_what_prepared_itself(model: nn.Module) -> None:
+    """Undo `prepare_itself` for all models of FSDP2 that have modules in `model`."""
+    for root in fsdp2_roots(model):
+        _undo(root, _prepared_themselves.pop(root, None))
+
+
 def forget(model: nn.Module) -> None:
-    """Undo `prepare`, if it was called for this model: drop its units, and end following its GradScaler."""
-    prepared = _prepared.pop(model, None)
+    """Undo `prepare`, if it was called for this model."""
+    _undo(model, _prepared.pop(model, None))
+
+
+def _undo(model: nn.Module, prepared: Prepared | None) -> None:
     if prepared is None:
         return
-    for backend in backends_of(groups_of(model)):
-        backend.clear_units(owners_of(model))
     for replaced in prepared.replaced:
         replaced.restore()
     if prepared.prefetch is not None:
         prepared.prefetch.end()
     for _, module in ddp_modules(model):
         end_bucket_hook(module, prepared)
-    for group, _ in fsdp2_units(model):
+    for group in fsdp2_groups(model):
         found = units_of_groups.get(group)
         if found is not None and found.prepared is prepared:
             del units_of_groups[group]
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
-    return any(isthmus_backend(group) is not None for group in groups)
+    return any(group_on_isthmus(group) is not None for group in groups)
+
+
+def _is_of_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
+    """Return whether Isthmus is the backend of one of the groups itself, and not of one beside it."""
+    return any(group_on_isthmus(group) is group for group in groups)
 
 
 # --- DTensors ---
@@ -158,7 +220,7 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     if not parameters or not _is_on_isthmus(groups_of(model)):
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
     prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
-    prepared.take_number(groups_of(model))
+    prepared.take_number(groups_of(model), {clean_name(name): number_of(p) for name, p in parameters})
     for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
         layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name)
@@ -172,7 +234,6 @@ def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
     described = (Parameter(name, tuple(parameter.shape)),)
     return Unit(
         name=name,
-        label="",
         parameters=described,
         in_rows=False,
         shard_group=None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import weakref
-from collections import Counter
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.units.layout import Layout, Parameter, clean_name
-from isthmus.units.models import ParamGroup, Unit, bucket_unit, label_of
+from isthmus.units.models import ParamGroup, Unit, bucket_unit
 
 if TYPE_CHECKING:
     from isthmus.units.collectives import Replaced
@@ -30,7 +30,8 @@ class Prepared:
 
     name: str
     patterns: str
-    number: int = 0  # how many models had these names before, in the same groups
+    prefetches: bool
+    number: int = 0  # tells models of equal names in one group apart
     units: list[Unit] = field(default_factory=list)  # FSDP's
     bucket_group: dist.ProcessGroup | None = None  # DDP's
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
@@ -38,7 +39,8 @@ class Prepared:
     layouts: dict[int, Layout] = field(default_factory=dict)
     # DDP's buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
-    replaced: list[Replaced] = field(default_factory=list)  # FSDP2's collectives, on GPUs
+    replaced: list[Replaced] = field(default_factory=list)  # FSDP2's collectives
+    kept: dict[str, str] = field(default_factory=dict)  # why units keep FSDP2's collectives
     prefetch: Prefetch | None = None
 
     def base_name(self, unit_name: str) -> str:
@@ -57,15 +59,23 @@ class Prepared:
             return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
         return None
 
-    def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
-        """Take the next number that is free in all groups. Every rank prepares alike, so all take the same one."""
-        names = [unit.name for unit in self.units] + (["bucket"] if self.bucket_group is not None else [])
-        counters = [
-            (_models_by_name.setdefault(group, Counter()), f"{self.name}/{name}") for group in groups for name in names
-        ]
-        self.number = max((counter[name] for counter, name in counters), default=0)
-        for counter, name in counters:
-            counter[name] = self.number + 1
+    def take_number(self, groups: Iterable[dist.ProcessGroup], owners: Mapping[str, int]) -> None:
+        """Take the first number that no others have in any group. owners: who reduces, by the names of units.
+
+        Every rank prepares alike, so all take the same one.
+        """
+        taken = [_taken.setdefault(group, {}) for group in groups]
+
+        def is_free(number: int) -> bool:
+            return all(
+                names.get((self.base_name(name), number), owner) == owner
+                for names in taken
+                for name, owner in owners.items()
+            )
+
+        self.number = next(filter(is_free, itertools.count()))
+        for names in taken:
+            names.update({(self.base_name(name), self.number): owner for name, owner in owners.items()})
 
     def exact_reason(self, unit_name: str) -> str:
         """Return why a unit stays exact, "" if it does not."""
@@ -82,13 +92,13 @@ class Prepared:
         return self.remember(layout)
 
 
-# How many models have had a unit of each name. Dead ones count: a rank may keep a model that others dropped.
-_models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
+# Who has taken a name and number. The dead keep theirs: a rank may keep a model that others dropped.
+_taken: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], int]] = weakref.WeakKeyDictionary()
 
 
 def forget_names(process_group: dist.ProcessGroup) -> None:
     """Restart the numbers of models that are reduced over a group, as the backend that knew their names is gone."""
-    _models_by_name.pop(process_group, None)
+    _taken.pop(process_group, None)
 
 
 # --- FSDP2 ---
@@ -100,17 +110,11 @@ class PreparedUnit:
 
     unit: Unit
     prepared: Prepared
+    full_name: str
+    exact: str  # why its name keeps it exact, "" if it does not
 
 
 units_of_groups: weakref.WeakKeyDictionary[ParamGroup, PreparedUnit] = weakref.WeakKeyDictionary()
-
-
-def tag_of(group: ParamGroup) -> tuple[str, str] | None:
-    """Return a unit's name and why it is exact, None if it was not prepared."""
-    found = units_of_groups.get(group)
-    if found is None:
-        return None
-    return found.prepared.full_name(found.unit.name), found.prepared.exact_reason(found.unit.name)
 
 
 # --- Gathers of weights ---
@@ -122,7 +126,7 @@ names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
 def weights_name(gatherer: Any) -> str | None:
     """Return the name of the unit whose parameters `gatherer` gathers, None if it is not known to be a unit.
 
-    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor, which must have been prepared.
+    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor.
     """
     if isinstance(gatherer, DTensor):
         return names_of_dtensors.get(gatherer)
@@ -130,4 +134,4 @@ def weights_name(gatherer: Any) -> str | None:
     if flat_parameter is not None:
         return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
     found = units_of_groups.get(gatherer)
-    return found.prepared.full_name(found.unit.name) if found is not None else label_of(gatherer)
+    return found.full_name if found is not None else None

@@ -81,8 +81,6 @@ class BackendIsthmus final : public c10d::Backend {
   DeviceUnits& units() { return units_; }
   // Sets the option `gradients` of this group from now on. Every rank calls this at the same place.
   void set_gradients(const std::string& mode);
-  // See GradientRecogniser.
-  std::string unit_name(uint64_t owner, const std::string& label) { return recogniser_.name_of(owner, label); }
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }

@@ -126,13 +126,13 @@ SavedUnit from_dict(const py::dict& state) {
 }
 
 void set_python_fsdp_caller(py::object caller) {
-  using Found = std::optional<std::tuple<py::tuple, bool, std::optional<at::Tensor>>>;
+  using Found = std::optional<std::tuple<py::tuple, std::optional<at::Tensor>>>;
   fsdp_caller = [function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
     const py::gil_scoped_acquire gil;
     std::optional<FsdpCaller> found;
     if (auto answer = function(output, input).template cast<Found>()) {
-      auto& [tag, is_label, flat_parameter] = *answer;
-      found = FsdpCaller{tag_from(tag), is_label, std::nullopt};
+      auto& [tag, flat_parameter] = *answer;
+      found = FsdpCaller{tag_from(tag), std::nullopt};
       if (flat_parameter) {
         found->flat_parameter.emplace(flat_parameter->getIntrusivePtr());
       }
@@ -144,8 +144,8 @@ void set_python_fsdp_caller(py::object caller) {
 void set_python_weights_caller(py::object caller) {
   weights_caller = [function = caller.release()] {
     const py::gil_scoped_acquire gil;
-    auto [owner, name, in_halves] = function().template cast<std::tuple<uint64_t, std::string, bool>>();
-    return WeightsCaller{owner, std::move(name), in_halves};
+    auto [owner, name] = function().template cast<std::tuple<uint64_t, std::string>>();
+    return WeightsCaller{owner, std::move(name)};
   };
 }
 
@@ -160,11 +160,16 @@ void bind_tags(py::module_& module) {
   module.def(
       "push_unit",
       [](std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections,
-         bool by_user) { push_unit(make_tag(std::move(name), layout, exact, owner, std::move(sections)), by_user); },
+         bool by_user, bool in_halves) {
+        push_unit({make_tag(std::move(name), layout, exact, owner, std::move(sections)), by_user, in_halves, {}});
+      },
       "name"_a, "layout"_a, "exact"_a, "owner"_a = 0, "sections"_a = SectionsPtr(), "by_user"_a = false,
-      "Reductions of this thread are gradients of this unit until pop_unit(). layout: 0 if unknown. exact: why the "
-      "unit must stay exact; empty if it need not. owner: a number of what reduces, 0 if unknown. sections: of FSDP2. "
-      "by_user: what FSDP reduces meanwhile is FSDP's, and several reductions of one shape are units of their own.");
+      "in_halves"_a = false,
+      "Reductions of this thread are gradients of this unit, and gathers its weights, until pop_unit(). layout: 0 if "
+      "unknown. exact: why the unit must stay exact; empty if it need not. owner: a number of what reduces, 0 if "
+      "unknown. sections: of FSDP2. by_user: what FSDP reduces and gathers meanwhile is FSDP's, and several reductions "
+      "of one shape are units of their own. in_halves: of a gather on a GPU the Work's wait() does the second half, in "
+      "an order that is equal on all ranks.");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
   module.def(
       "set_input_stream",
@@ -184,16 +189,22 @@ void bind_tags(py::module_& module) {
       "parameter"_a, "name"_a, "layout"_a, "exact"_a, "owner"_a = 0,
       "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
       "flat parameter, and those of a DTensor that is gathered before it is used.");
+  module.def(
+      "set_pass_function",
+      [](py::object function) {
+        pass_function = [own = function.release()] {
+          const py::gil_scoped_acquire gil;
+          own();
+        };
+      },
+      "function"_a, "What is called as a forward pass of FSDP2 begins, on its thread, before it gathers anything.");
   module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
              "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
-             "makes the call, else (unit, is_label, flat_parameter). unit: name, layout, exact, owner and sections, as "
-             "of push_unit. is_label: its name is one that units of other models may have. flat_parameter: of FSDP1, "
-             "where it stands for the name.");
-  module.def(
-      "set_weights_caller", &set_python_weights_caller, "caller"_a,
-      "What is asked in gathers with weights=delta. caller() returns (owner, name, in_halves): owner: a number of the "
-      "object that gathers its parameters, 0 if there is none; in_halves: on a GPU, the Work's wait() does the second "
-      "half, in an order that is equal on all ranks.");
+             "makes the call, else (unit, flat_parameter). unit: name, layout, exact, owner and sections, as of "
+             "push_unit. flat_parameter: of FSDP1, where it stands for the name.");
+  module.def("set_weights_caller", &set_python_weights_caller, "caller"_a,
+             "What is asked in gathers with weights=delta that have no tag. caller() returns (owner, name): owner: a "
+             "number of the object that gathers its parameters, 0 if there is none.");
   module.def("forget_owner", &forget_owner, "owner"_a,
              "The owner is gone: what groups keep of its units and weights is freed at their next call.");
 }
@@ -241,7 +252,6 @@ void bind_units(py::module_& module, BackendClass& backend) {
       .def(
           "count_dropped", [](BackendIsthmus& self, int64_t num_units) { self.units().count_dropped(num_units); },
           unlocked, "num_units"_a)
-      .def("unit_name", &BackendIsthmus::unit_name, unlocked, "owner"_a, "label"_a)
       .def("set_gradients", &BackendIsthmus::set_gradients, unlocked, "mode"_a);
 }
 

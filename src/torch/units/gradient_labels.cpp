@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::string_view kFsdp2Label = "FSDP::post_backward_reduce";
 constexpr std::string_view kFsdp1Label = "FullyShardedDataParallel._post_backward_hook";
+constexpr std::string_view kFsdp2PassLabel = "FSDP::root_pre_forward";
 
 thread_local int active_labels = 0;
 thread_local std::vector<PushedUnit> pushed_units;
@@ -45,6 +46,9 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
   if (is_gradient_label(label)) {
     ++active_labels;
     return std::make_unique<LabelContext>();
+  }
+  if (label == kFsdp2PassLabel && pass_function) {
+    pass_function();
   }
   return nullptr;
 }
@@ -101,7 +105,7 @@ const char* interned(const std::string& text) {
 
 bool in_fsdp_reduction() { return active_labels > 0; }
 
-void push_unit(UnitTag tag, bool by_user) { pushed_units.push_back({std::move(tag), by_user, {}}); }
+void push_unit(PushedUnit unit) { pushed_units.push_back(std::move(unit)); }
 
 void pop_unit() {
   TORCH_CHECK(!pushed_units.empty(), "isthmus: pop_unit() without push_unit() on this thread");
@@ -109,6 +113,11 @@ void pop_unit() {
 }
 
 PushedUnit* current_unit() { return pushed_units.empty() ? nullptr : &pushed_units.back(); }
+
+const PushedUnit* told_unit() {
+  const PushedUnit* unit = current_unit();
+  return unit != nullptr && !unit->by_user ? unit : nullptr;
+}
 
 void name_parameter(const at::Tensor& parameter, UnitTag tag) {
   TORCH_CHECK_VALUE(parameter.defined(), "isthmus: name_parameter() of an undefined tensor");

@@ -1,11 +1,12 @@
 // Finds on the calling thread what tells which gradient a reduction belongs to: the labels that FSDP puts around its
-// post-backward work, tags, and autograd's own state.
+// work, tags, and autograd's own state.
 #pragma once
 
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +20,10 @@ namespace isthmus::torch_backend {
 
 // Starts to follow labels on all threads, until the process ends. Later calls do nothing.
 void install_label_tracking();
+
+// Called in FSDP2's "FSDP::root_pre_forward", with which the forward pass of a model begins, before it gathers
+// anything. Python sets it once, before the first group.
+inline auto& pass_function = *new std::function<void()>;
 
 struct ReductionShape {
   int64_t num_elements = 0;
@@ -42,6 +47,8 @@ struct PushedUnit {
   // Whether a user pushed the tag. A user's block may hold several reductions, and reductions by FSDP, which keep
   // FSDP's units. Other tags are for the one reduction that follows.
   bool by_user = false;
+  // The tag is for a gather of weights, whose Work is waited for in an order that is equal on all ranks.
+  bool in_halves = false;
   // How many reductions of each shape the user's block has had so far; a process group is known by its
   // GradientRecogniser.
   std::map<std::pair<const void*, ReductionShape>, int> num_reductions;
@@ -55,11 +62,13 @@ const char* interned(const std::string& text);
 // with whatever they reduce.
 bool in_fsdp_reduction();
 
-// Makes reductions of this thread gradients of this unit until pop_unit(). Pushes nest.
-void push_unit(UnitTag tag, bool by_user);
+// Makes reductions of this thread gradients of this unit, and gathers its weights, until pop_unit(). Pushes nest.
+void push_unit(PushedUnit unit);
 void pop_unit();
 // Returns the calling thread's innermost pushed unit, or null. Valid until the next push or pop.
 PushedUnit* current_unit();
+// Returns current_unit() if it tells of the one call that is under way: no user pushed it.
+const PushedUnit* told_unit();
 
 // Refers to a parameter without keeping its memory alive. While one of these is held, no other tensor gets its address.
 using WeakParameter = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;

@@ -33,22 +33,17 @@ std::string made_up_name(const char* kind, const ReductionShape& shape) {
   return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
 }
 
-// Returns the calling thread's context, without Python's part.
-ReductionCall current_call() {
+// Returns the calling thread's context, with Python's answer where the call may be FSDP's.
+ReductionCall current_call(const at::Tensor& output, const at::Tensor& input) {
   ReductionCall call;
   call.pushed = current_unit();
   call.in_fsdp_reduction = in_fsdp_reduction();
+  if (call.in_fsdp_reduction && fsdp_caller) {
+    call.fsdp = fsdp_caller(output, input);
+  }
   call.parameter = parameter_behind_node();
   call.graph_task = current_graph_task();
   return call;
-}
-
-// Adds Python's answer about a call that may be FSDP's.
-void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor& input) {
-  const bool is_told = call.pushed != nullptr && !call.pushed->by_user;
-  if (call.in_fsdp_reduction && !is_told && fsdp_caller) {
-    call.fsdp = fsdp_caller(output, input);
-  }
 }
 
 // If the reduction's elements are not in the known order, the sections do not apply: the reduction is one section.
@@ -74,20 +69,19 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
   const auto scale = sum_scale(op, group_.size);
   const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
-  ReductionCall call = current_call();
+  std::optional<Reduction> gradient;
   if (reducible) {
-    ask_python(call, output, input);
-    std::unique_lock lock(mutex_);
-    std::optional<Reduction> gradient = identify(call, {input.numel(), *dtype, collective});
-    lock.unlock();
-    if (gradient) {
-      gradient->scale = *scale;
-      forget_unfit_sections(gradient->unit, group_.size);
-      return gradient;
-    }
+    const ReductionShape shape{input.numel(), *dtype, collective};
+    const PushedUnit* told = told_unit();
+    gradient = told != nullptr ? tagged_unit(told->tag, shape) : identify(current_call(output, input), shape);
   }
-  counters_.count_exact(why_not_recognised(call, output, input, reducible));
-  return std::nullopt;
+  if (!gradient) {
+    counters_.count_exact(why_not_recognised(output, input, reducible));
+    return std::nullopt;
+  }
+  gradient->scale = *scale;
+  forget_unfit_sections(gradient->unit, group_.size);
+  return gradient;
 }
 
 int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShape& shape) {
@@ -103,8 +97,9 @@ int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShap
 }
 
 std::optional<Reduction> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
+  const std::lock_guard lock(mutex_);
   if (call.fsdp) {
-    return fsdp_unit(*call.fsdp, shape);
+    return call.fsdp->flat_parameter ? flat_unit(*call.fsdp, shape) : tagged_unit(call.fsdp->tag, shape);
   }
   if (call.pushed != nullptr) {
     return pushed_unit(*call.pushed, shape);
@@ -123,13 +118,6 @@ std::optional<Reduction> GradientRecogniser::identify(const ReductionCall& call,
   return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
 }
 
-Reduction GradientRecogniser::fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape) {
-  if (caller.flat_parameter) {
-    return flat_unit(caller, shape);
-  }
-  return tagged_unit(caller.tag, shape, caller.is_label ? numbered(caller.tag.name, caller.tag.owner) : "");
-}
-
 // The flat parameter alone identifies an unprepared unit of FSDP1, even with reentrant checkpointing, several models,
 // or skipped units.
 Reduction GradientRecogniser::flat_unit(const FsdpCaller& caller, const ReductionShape& shape) {
@@ -140,19 +128,10 @@ Reduction GradientRecogniser::flat_unit(const FsdpCaller& caller, const Reductio
   return tagged_unit(caller.tag, shape, with_ordinal(made_up_name("fsdp1", shape), number));
 }
 
-std::string GradientRecogniser::numbered(const std::string& label, uint64_t owner) {
-  std::map<uint64_t, int>& owners = owners_[label];
-  return with_ordinal(label, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
-}
-
 // If a user reduces several tensors of one shape under one name, their order in the block tells them apart.
 Reduction GradientRecogniser::pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const {
-  Reduction reduction = tagged_unit(pushed.tag, shape);
-  if (pushed.by_user) {
-    std::string& name = reduction.unit.name;
-    name = with_ordinal(std::move(name), pushed.num_reductions[{this, shape}]++);
-  }
-  return reduction;
+  const int number = pushed.num_reductions[{this, shape}]++;
+  return tagged_unit(pushed.tag, shape, with_ordinal(pushed.tag.name, number));
 }
 
 Reduction GradientRecogniser::parameter_unit(const WeakParameter& parameter, const ReductionShape& shape) {
@@ -175,14 +154,9 @@ Reduction GradientRecogniser::unknown_unit(const ReductionCall& call, const Redu
   return reduction;
 }
 
-std::string GradientRecogniser::name_of(uint64_t owner, const std::string& label) {
-  const std::lock_guard lock(mutex_);
-  return numbered(label, owner);
-}
-
-const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
-                                                   const at::Tensor& input, bool reducible) const {
-  if (call.pushed == nullptr && !call.in_fsdp_reduction && call.graph_task < 0) {
+const char* GradientRecogniser::why_not_recognised(const at::Tensor& output, const at::Tensor& input,
+                                                   bool reducible) const {
+  if (current_unit() == nullptr && !in_fsdp_reduction() && current_graph_task() < 0) {
     return "not recognised as a gradient";
   }
   if (output.device() != input.device()) {
@@ -197,7 +171,7 @@ const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, co
   if (!is_large(group_.options, input.numel())) {
     return kTooSmall;
   }
-  return call.in_fsdp_reduction ? kNotFsdps : kUnlabelled;
+  return in_fsdp_reduction() ? kNotFsdps : kUnlabelled;
 }
 
 void GradientRecogniser::set_gradients(const std::string& mode) {

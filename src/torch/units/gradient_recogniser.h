@@ -28,17 +28,15 @@ inline constexpr const char* kNotFsdps = "inside of FSDP's reduction, but not it
 inline constexpr const char* kReplicas = "some parameters are replicated over another mesh dimension, others are not";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// A reduction that FSDP makes for one of its units; Python finds it (python/isthmus/units/identify.py).
+// A reduction that FSDP makes for one of its units; Python finds it (python/isthmus/units/automatic.py).
 struct FsdpCaller {
-  UnitTag tag;  // has no name for an unprepared unit of FSDP1: its flat parameter identifies it
-  // Whether the name is the label that FSDP2 gives an unprepared unit: owners then tell apart models of equal names.
-  bool is_label = false;
+  UnitTag tag;                                  // has no name for a unit of FSDP1: its flat parameter identifies it
   std::optional<WeakParameter> flat_parameter;  // FSDP1 alone
 };
 
-// What is known about a reduction when it is called.
+// What is known about a reduction that nothing tells.
 struct ReductionCall {
-  PushedUnit* pushed = nullptr;            // the innermost tag of the thread
+  PushedUnit* pushed = nullptr;            // a user's tag
   bool in_fsdp_reduction = false;          // the thread is in a label of FSDP
   std::optional<FsdpCaller> fsdp;          // set if FSDP itself makes the call
   std::optional<WeakParameter> parameter;  // the parameter whose gradient this reduces, by autograd
@@ -79,27 +77,20 @@ class GradientRecogniser {
   std::optional<Reduction> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                      const c10d::ReduceOp& op);
 
-  // Returns the name that reductions of this owner's unit have, where `label` is the name that FSDP2 gives it.
-  std::string name_of(uint64_t owner, const std::string& label);
-
   // The option `gradients`. The setter throws OptionError if the value is out of range.
   void set_gradients(const std::string& mode);
   std::string gradients() const;
 
  private:
-  const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
-                                 bool reducible) const;
+  const char* why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const;
 
-  // Returns the unit of a reduction and why it must stay exact; nothing if it is no gradient. A tag pushed for this one
-  // reduction takes precedence over FSDP's unit, and FSDP's unit over a user's tag. The caller holds mutex_, here and
-  // in the methods below.
+  // Returns the unit of a reduction and why it must stay exact; nothing if it is no gradient. FSDP's unit takes
+  // precedence over a user's tag. It holds mutex_ for the methods below.
   std::optional<Reduction> identify(const ReductionCall& call, const ReductionShape& shape);
-  Reduction fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape);
   Reduction flat_unit(const FsdpCaller& caller, const ReductionShape& shape);
   Reduction pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const;
   Reduction parameter_unit(const WeakParameter& parameter, const ReductionShape& shape);
   Reduction unknown_unit(const ReductionCall& call, const ReductionShape& shape);
-  std::string numbered(const std::string& label, uint64_t owner);
 
   const Group& group_;
   CallCounters& counters_;
@@ -108,7 +99,6 @@ class GradientRecogniser {
   mutable std::mutex mutex_;  // guards the members below
   ParameterNumbers flat_parameters_;
   ParameterNumbers parameters_;
-  std::map<std::string, std::map<uint64_t, int>> owners_;  // by FSDP2's name: the numbers of its owners
   int graph_task_ = -1;
   std::map<ReductionShape, int> in_graph_task_;  // how many unknown reductions of each shape it has had
   std::string gradients_;                        // the option's current value

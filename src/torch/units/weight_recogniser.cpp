@@ -1,7 +1,10 @@
 #include "torch/units/weight_recogniser.h"
 
+#include <utility>
+
 #include "communicator/plan/policy.h"
 #include "torch/base/tensors.h"
+#include "torch/units/gradient_labels.h"
 
 namespace isthmus::torch_backend {
 
@@ -9,7 +12,8 @@ std::optional<GatheredUnit> WeightRecogniser::recognise(const at::Tensor& output
   if (!is_active() || !weights_caller) {
     return std::nullopt;
   }
-  const WeightsCaller caller = weights_caller();
+  const PushedUnit* told = told_unit();
+  const WeightsCaller caller = told != nullptr ? WeightsCaller{told->tag.owner, told->tag.name} : weights_caller();
   if (caller.owner == 0) {
     return std::nullopt;
   }
@@ -21,16 +25,22 @@ std::optional<GatheredUnit> WeightRecogniser::recognise(const at::Tensor& output
     key.num_elements = static_cast<int64_t>(output.nbytes());
   }
   const std::lock_guard lock(mutex_);
+  key.name = told != nullptr ? caller.name : name_of(caller);
+  std::string& name = names_.try_emplace(caller.owner, key.name).first->second;
+  if (name != key.name) {
+    earlier_names_.push_back(std::exchange(name, key.name));
+  }
+  return GatheredUnit{key, told != nullptr && told->in_halves};
+}
+
+std::string WeightRecogniser::name_of(const WeightsCaller& caller) {
   std::map<uint64_t, int>& owners = owners_[caller.name];
-  const int number = owners.try_emplace(caller.owner, static_cast<int>(owners.size())).first->second;
-  key.name = with_ordinal(caller.name, number);
-  names_[caller.owner] = key.name;
-  return GatheredUnit{key, caller.in_halves};
+  return with_ordinal(caller.name, owners.try_emplace(caller.owner, static_cast<int>(owners.size())).first->second);
 }
 
 std::vector<std::string> WeightRecogniser::take_gone() {
-  std::vector<std::string> names;
   const std::lock_guard lock(mutex_);
+  std::vector<std::string> names = std::exchange(earlier_names_, {});
   for (const uint64_t owner : gone_.take()) {
     if (const auto found = names_.find(owner); found != names_.end()) {
       names.push_back(found->second);

@@ -17,13 +17,12 @@
 
 namespace isthmus::torch_backend {
 
-// What Python knows about a gather (python/isthmus/units/identify.py); nothing if `owner` is 0.
+// What Python knows about a gather (python/isthmus/units/automatic.py); nothing if `owner` is 0.
 struct WeightsCaller {
   uint64_t owner = 0;  // the object that gathers its parameters; a number is never reused in this process
   std::string name;    // for people; equal on all ranks
-  bool in_halves = false;
 };
-// Asks Python, which sets it. Threads that make calls of groups with weights=delta call it in each gather.
+// Asks Python, which sets it. Threads that make calls of groups with weights=delta call it in each gather without tag.
 inline auto& weights_caller = *new std::function<WeightsCaller()>;
 
 // A unit whose weights a call gathers.
@@ -40,15 +39,18 @@ class WeightRecogniser {
   bool is_active() const { return group_.options.weights == "delta" && group_.two_tier(); }
   // Returns the unit whose parameters `output` will hold; nothing if the call gathers no parameters.
   std::optional<GatheredUnit> recognise(const at::Tensor& output);
-  // Returns the names of units whose owners have gone since the last call.
+  // Returns the names that owners have had, and have no longer since the last call: they have gone, or were renamed.
   std::vector<std::string> take_gone();
 
  private:
+  std::string name_of(const WeightsCaller& caller);
+
   const Group& group_;
 
   std::mutex mutex_;                                       // guards the members below
-  std::map<std::string, std::map<uint64_t, int>> owners_;  // by name: numbers of its owners, by first use
+  std::map<std::string, std::map<uint64_t, int>> owners_;  // by a name without tag: numbers of its owners, by first use
   std::map<uint64_t, std::string> names_;                  // names of owners that are not known to be gone
+  std::vector<std::string> earlier_names_;                 // of owners that were renamed, for take_gone()
   GoneOwners gone_;
 };
 

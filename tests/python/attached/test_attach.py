@@ -405,6 +405,7 @@ def other_arguments_than_before() -> None:
     model = isthmus.attach(fsdp2(mesh_of(process_group)), nodes="2x2")
     assert "this model is attached with bits=4 and not 2: call isthmus.detach(model) first" in refused(model, bits=2)
     assert "attached with name='' and not 'other'" in refused(model, name="other")
+    assert "attached with prefetch=True and not False" in refused(model, prefetch=False)
     second = fsdp2(mesh_of(process_group))
     text = "another model over the group of ranks 0, 1, 2, 3 is attached with bits=4 and not 2"
     assert text in refused(second, bits=2)

@@ -7,6 +7,8 @@ import ctypes
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 import isthmus
+from isthmus import native
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.limits import OPERATION_S, scaled
@@ -214,6 +217,53 @@ def test_an_abort_ends_while_kernels_of_several_communicators_spin() -> None:
     outcomes = fake_gpu.run(abort_while_stuck, WORLD_SIZE, env=ENV | {"FAKE_NCCL_SPINS": "1"})
     for text in outcomes[:3]:
         assert "aborted" in text, outcomes
+
+
+def gather_weights(unit: str) -> dist.Work:
+    """Begin a gather of a unit's weights, whose second half is for its wait()."""
+    core = native.load()
+    core.push_unit(unit, 0, "", owner=1, in_halves=True)
+    try:
+        return dist.all_gather_into_tensor(
+            torch.empty(4 * 4096, device="cuda"), torch.ones(4096, device="cuda"), async_op=True
+        )
+    finally:
+        core.pop_unit()
+
+
+def call_while_the_host_waits(rank: int, world_size: int) -> str:
+    """Rank 3 stays away: rank 1 waits for its header for ever, and calls another collective meanwhile."""
+    ranks.init(timeout_s=scaled(20))
+    gather_weights("first").wait()
+    store = dist.distributed_c10d._get_default_store()
+    text = ""
+    if rank == 1:
+        gather = gather_weights("first")
+        errors: list[str] = []
+
+        def wait() -> None:
+            try:
+                gather.wait()
+            except dist.DistBackendError as error:
+                errors.append(str(error))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while sys._current_frames()[waiting.ident or 0].f_code is not wait.__code__:
+            time.sleep(0.01)
+        time.sleep(0.2)  # it is about to wait, or waits
+        assert gather_weights("second") is not None
+        assert waiting.is_alive() and not errors
+        dist.group.WORLD._get_backend(torch.device("cuda")).abort()
+        waiting.join()
+        (text,) = errors
+    leave_together(store, rank, world_size)
+    return text
+
+
+def test_others_call_collectives_while_the_host_waits_for_headers() -> None:
+    env = ENV | {"ISTHMUS_WEIGHTS": "delta", "FAKE_NCCL_SPINS": "1"}
+    assert "aborted" in fake_gpu.run(call_while_the_host_waits, WORLD_SIZE, env=env)[1]
 
 
 def hang(rank: int, world_size: int) -> str:

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
 from isthmus.backends import backend_of
+from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork
 from isthmus.units import collectives
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
@@ -43,11 +44,12 @@ def wrapped() -> nn.Module:
 
 
 def trace_a_step(rank: int, world_size: int, in_halves: bool) -> str | None:
-    """The trace of rank 0. Without halves, as models that nobody prepared: in one piece, and none ahead."""
+    """The trace of rank 0, by name alone. Without halves: in one piece, and none ahead."""
     ranks.init(pg_options=isthmus.Options(**OPTIONS))
+    model = wrapped()
     if not in_halves:
         collectives._sends_differences = lambda group: False
-    model = isthmus.prepare(wrapped(), prefetch=in_halves)
+        isthmus.prepare(model, prefetch=False)
     step = cuda_worlds.training_step(model, FEATURES)
     for _ in range(3):
         step()
@@ -136,10 +138,22 @@ def test_reductions_wait_for_what_they_waited_for_before(step: Step, step_in_one
     assert waits[0] == waits[1]
 
 
-def test_the_step_is_shorter(step: Step, step_in_one_piece: Step) -> None:
+def planned() -> float:
+    """What `isthmus plan` makes of these durations."""
+    encode, decode = Stage((Resource.ENCODER,), ENCODE), Stage((Resource.DECODER,), DECODE)
+    headers, packets = Stage((Resource.BETWEEN,), HEADERS), Stage((Resource.BETWEEN,), PACKETS)
+    in_node = Stage((Resource.WITHIN,), 2 * IN_NODE)  # the shards of each node
+    changed, unchanged = (encode, headers, packets, decode, in_node), (encode, headers, in_node)
+    unit = UnitWork((changed,), (unchanged,), (), (), compute_share=1 / UNITS, is_root=False)
+    return Pipeline([unit] * UNITS, input_buffers=2).step_s(UNITS * (FORWARD + BACKWARD))
+
+
+def test_the_step_is_shorter_and_about_as_planned(step: Step, step_in_one_piece: Step) -> None:
     print(f"{UNITS} units, exchanges of gradients not counted: {step.timeline.end:.2f} ms, ", end="")
-    print(f"in one piece {step_in_one_piece.timeline.end:.2f}, computation {UNITS * (FORWARD + BACKWARD):.2f}")
+    print(f"in one piece {step_in_one_piece.timeline.end:.2f}, planned {planned():.2f}, ", end="")
+    print(f"computation {UNITS * (FORWARD + BACKWARD):.2f}")
     assert step.timeline.end < step_in_one_piece.timeline.end
+    assert step.timeline.end <= 1.15 * planned()
 
 
 # --- bits, whatever comes between the halves

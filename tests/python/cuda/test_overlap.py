@@ -26,7 +26,7 @@ WORLD_SIZE = 4
 UNITS = 4
 FEATURES = 64
 OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1}
-BACKENDS = {"prepare": "isthmus", "attach": "cpu:gloo,cuda:nccl"}
+BACKENDS = {"name": "isthmus", "attach": "cpu:gloo,cuda:nccl"}
 #: What a unit takes: each of its two sums in the node (one is beside the exchange), its exchange, its decoding.
 DURATIONS = {"ReduceScatter": 1.0, "Send/Recv": 2.0, "decode": 0.2}
 
@@ -40,7 +40,7 @@ def wrapped(way: str, dtype: torch.dtype) -> nn.Module:
     for layer in model:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    return isthmus.prepare(model) if way == "prepare" else isthmus.attach(model, **OPTIONS)
+    return model if way == "name" else isthmus.attach(model, **OPTIONS)
 
 
 def output_was_in_use(call: Any, self: Any, output_tensor: torch.Tensor, **arguments: Any) -> Any:
@@ -50,7 +50,7 @@ def output_was_in_use(call: Any, self: Any, output_tensor: torch.Tensor, **argum
 
 
 def trace_a_step(rank: int, world_size: int, way: str, dtype: torch.dtype) -> Trace | None:
-    ranks.init(BACKENDS[way], **({"pg_options": isthmus.Options(**OPTIONS)} if way == "prepare" else {}))
+    ranks.init(BACKENDS[way], **({"pg_options": isthmus.Options(**OPTIONS)} if way == "name" else {}))
     model = wrapped(way, dtype)
     step = cuda_worlds.training_step(model, FEATURES)
     for _ in range(2):
@@ -62,7 +62,7 @@ def trace_a_step(rank: int, world_size: int, way: str, dtype: torch.dtype) -> Tr
     return trace if rank == 0 else None
 
 
-@pytest.fixture(scope="module", params=[(way, torch.float32) for way in BACKENDS] + [("prepare", torch.float16)])
+@pytest.fixture(scope="module", params=[(way, torch.float32) for way in BACKENDS] + [("name", torch.float16)])
 def case(request: pytest.FixtureRequest) -> tuple[torch.dtype, Trace]:
     way, dtype = request.param
     return dtype, fake_gpu.run(trace_a_step, WORLD_SIZE, way, dtype)[0]

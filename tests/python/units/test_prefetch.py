@@ -16,8 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from isthmus.units.collectives import UnitAllGather
-from isthmus.units.models import param_groups_of
+from isthmus.units.models import fsdp2_units, param_groups_of
 from isthmus.units.prefetch import Prefetch
+from isthmus.units.prepared import Prepared, PreparedUnit, units_of_groups
 from support.logs import logged
 
 UNITS = 4
@@ -52,6 +53,9 @@ class Followed:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
         self.prefetch = Prefetch(self.model)
+        for group, unit in fsdp2_units(self.model):
+            prepared = Prepared("", "*", prefetches=True)
+            units_of_groups[group] = PreparedUnit(unit, prepared, prepared.full_name(unit.name), "")
         self.events: list[str] = []
         for index, layer in enumerate(self.model.layers):
             (unit,) = param_groups_of(layer)

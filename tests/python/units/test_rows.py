@@ -10,7 +10,7 @@ from isthmus.units.models import Unit
 def unit(*shapes: tuple[int, ...]) -> Unit:
     names = ["bias", "embedding.weight"] if len(shapes) == 2 else ["embedding.weight"]
     parameters = tuple(Parameter(name, shape) for name, shape in zip(names, shapes, strict=True))
-    return Unit("u", "u", parameters, in_rows=True, shard_group=None, replicate_group=None)
+    return Unit("u", parameters, in_rows=True, shard_group=None, replicate_group=None)
 
 
 @pytest.mark.parametrize("width", [64, 128, 192, 256])

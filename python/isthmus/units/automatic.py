@@ -1,0 +1,54 @@
+"""What the native module asks about FSDP; models of FSDP2 that nobody prepared prepare themselves then."""
+
+from __future__ import annotations
+
+import torch
+
+from isthmus.units.callers import beginning_pass, gathering_object, reduction_of
+from isthmus.units.copies import why_fsdp1_is_exact
+from isthmus.units.identify import Tag, tag_of
+from isthmus.units.models import root_of
+from isthmus.units.owners import number_of
+from isthmus.units.prepare import prepare_itself
+from isthmus.units.prepared import units_of_groups, weights_name
+
+
+def pass_begins() -> None:
+    """Let the model of FSDP2 whose forward pass begins on this thread prepare itself.
+
+    All ranks begin their first passes in one order, so numbers of models of equal names are equal. Gradients would come
+    too late: backward passes may run in any order.
+    """
+    module = beginning_pass()
+    root = root_of(module) if module is not None else None
+    if root is not None:
+        prepare_itself(root, begins_pass=module is root)
+
+
+def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.Tensor | None] | None:
+    """Return the unit that FSDP is reducing, and FSDP1's flat parameter, which stands for the name of FSDP1's unit.
+
+    None if FSDP does not reduce these tensors. All-reduces pass one tensor as both output and input.
+    """
+    found = reduction_of(output, input)
+    if found is None:
+        return None
+    reducer, parameters = found
+    if isinstance(parameters, tuple):
+        if reducer not in units_of_groups:  # torch did not tell that a pass began
+            prepare_itself(root_of(reducer.modules[0]) or reducer.modules[0])
+        return tag_of(reducer, parameters), None
+    handle = reducer._handle
+    flat = handle.flat_param
+    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), flat
+
+
+def weights_caller() -> tuple[int, str]:
+    """Return the owner and the name of the unit whose parameters are being gathered on this thread's stack.
+
+    The owner is a number of this process, 0 if there is no unit on the stack: then the call is not known to gather
+    parameters. The name is equal on all ranks.
+    """
+    gatherer = gathering_object()
+    name = weights_name(gatherer) if gatherer is not None else None
+    return (number_of(gatherer), name) if name is not None else (0, "")

@@ -1,0 +1,278 @@
+"""Models of FSDP2 that nobody prepared prepare themselves in their first forward pass: as by isthmus.prepare(model)."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.fsdp import fully_shard
+
+import isthmus
+from isthmus import native
+from isthmus.group import process
+from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
+from isthmus.units.models import param_groups_of
+from support import ranks
+from support.checkpoints import (
+    BFLOAT16,
+    WIDTH,
+    Block,
+    Model,
+    backward,
+    batch,
+    exact_calls,
+    fingerprint,
+    fsdp2,
+    group,
+    hsdp_mesh,
+    mesh_of,
+    seed,
+    steps_of,
+    train,
+    trained,
+)
+from support.checks import Table
+
+table = Table()
+UNITS = ("blocks.0", "blocks.1", "root")
+
+
+def units_in(model: nn.Module) -> list[Any]:
+    return list(dict.fromkeys(unit for module in model.modules() for unit in param_groups_of(module)))
+
+
+def collectives_in(model: nn.Module) -> set[type]:
+    return {type(own) for unit in units_in(model) for own in (unit._all_gather_comm, unit._reduce_scatter_comm)}
+
+
+OURS = {UnitAllGather, UnitReduceScatter}
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    with seed(0):
+        return make()
+
+
+def history(model: nn.Module) -> str:
+    train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), range(3))
+    return fingerprint(model)
+
+
+# --- As prepared ---
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "fsdp2": lambda: fsdp2(mesh_of(group())),
+    "the default codec, differences of weights": lambda: fsdp2(mesh_of(group("default", weights="delta"))),
+    "bfloat16": lambda: fsdp2(mesh_of(group()), mp_policy=BFLOAT16),
+    "hsdp": lambda: fsdp2(hsdp_mesh("2x2")),
+    "replicas": lambda: fsdp2(hsdp_mesh("4x1")),
+    "gathered within nodes": lambda: fsdp2(mesh_of(group()), reshard_after_forward=2),
+}
+
+
+@table
+def bits_and_names_are_those_of_prepared_models() -> None:
+    for kind, make in KINDS.items():
+        expected = history(isthmus.prepare(made(make)))
+        model = made(make)
+        assert history(model) == expected, kind
+        assert tuple(sorted(steps_of(model))) == UNITS, kind
+        assert collectives_in(model) == OURS, kind
+        if hasattr(units_in(model)[0], "reduce_scatter_max_input_buffers"):
+            limits = {unit.comm_ctx.reduce_scatter_max_input_buffers for unit in units_in(model)}
+            assert limits == {2}, kind
+
+
+@table
+def whatever_the_first_pass_is_for() -> None:
+    expected = history(made(KINDS["fsdp2"]))
+    modes: list[AbstractContextManager[Any]] = [torch.no_grad(), nullcontext()]  # torch refuses inference_mode first
+    for mode in modes:
+        model: Any = made(KINDS["fsdp2"])
+        with mode:
+            model(batch(9))
+        assert collectives_in(model) == OURS
+        for module in model.modules():
+            if param_groups_of(module):
+                module.reshard()
+        assert history(model) == expected
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+@table
+def compiled_and_checkpointed_models_do_too() -> None:
+    for change in (checkpointed, compiled):
+        expected = history(change(isthmus.prepare(made(KINDS["fsdp2"]))))
+        model = change(made(KINDS["fsdp2"]))
+        assert history(model) == expected, change
+        assert tuple(sorted(steps_of(model))) == UNITS, change
+
+
+@table
+def without_word_of_passes_the_first_reduction_finds_the_model() -> None:
+    expected = history(made(KINDS["fsdp2"]))
+    native.load().set_pass_function(lambda: None)
+    try:
+        model = made(KINDS["fsdp2"])
+        assert history(model) == expected
+        assert collectives_in(model) == OURS
+    finally:
+        native.load().set_pass_function(process._pass_begins)
+
+
+# --- Several models ---
+
+
+@table
+def blocks_alone_are_models_of_their_own() -> None:
+    process_group = group()
+    model = nn.Sequential(*(fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh_of(process_group)) for _ in range(3)))
+    for _ in range(2):
+        model(batch(0)).sum().backward()
+    owners = {state["name"]: state["owner"] for state in isthmus.backends.backend_of(process_group).unit_states()}
+    assert sorted(owners, key=owners.__getitem__) == ["root", "root (2)", "root (3)"]
+    assert exact_calls(process_group) == {}
+
+
+@table
+def a_part_that_was_prepared_keeps_its_names() -> None:
+    process_group = group()
+    model: Any = fsdp2(mesh_of(process_group))
+    isthmus.prepare(model.blocks[0], name="part")
+    trained(model)
+    assert set(steps_of(model)) == {"part/root", "blocks.1", "root"}
+
+
+# --- Prepared later ---
+
+
+@table
+def what_was_prepared_by_itself_is_prepared_anew() -> None:
+    """Before the first step and after it, by the model, what is around it, and a part of it."""
+    for passes in (0, 2):
+        process_group = group()
+        model: Any = fsdp2(mesh_of(process_group))
+        with torch.no_grad():
+            model(batch(0))
+        trained(model, passes)
+        expected = dict.fromkeys(UNITS, passes + 2)
+        assert steps_of(trained(isthmus.prepare(model))) == expected, "names are as they were, and states go on"
+        assert exact_calls(process_group) == {}
+    for wrap, names in (
+        (nn.Sequential, {f"m/0.{name}" for name in UNITS[:2]} | {"m/0"}),
+        (None, {f"m/{u}" for u in UNITS}),
+    ):
+        model = trained(fsdp2(mesh_of(group())))
+        isthmus.prepare(wrap(model) if wrap else model, name="m", units="!*blocks.1")
+        trained(model)
+        assert set(steps_of(model)) == {name for name in names if "blocks.1" not in name} | {"blocks.1"}, wrap
+    model = trained(fsdp2(mesh_of(group())))
+    isthmus.prepare(model.blocks[0], name="part")
+    assert steps_of(trained(model)) == {"part/root": 4, "blocks.1": 4, "root": 4}
+
+
+@table
+def states_find_models_that_had_no_pass() -> None:
+    process_group = group()
+    model = trained(fsdp2(mesh_of(process_group)))
+    saved = isthmus.state_dict(model)
+    del model
+    gc.collect()
+    resumed = fsdp2(mesh_of(process_group))
+    assert len(isthmus.load_state_dict(saved, resumed).restored) == len(UNITS)
+    backward(resumed, 2)
+    of_the_gone = dict.fromkeys(UNITS, 2)
+    assert steps_of(resumed) == of_the_gone | {f"{name} (2)": 3 for name in UNITS}
+
+
+# --- What keeps torch's collectives ---
+
+
+class Own:
+    """A user's reduce-scatter, which calls the group's."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+
+@table
+def what_a_user_handed_to_fsdp2_stays_and_is_counted() -> None:
+    expected = history(made(KINDS["fsdp2"]))
+    process_group = group()
+    model: Any = made(lambda: fsdp2(mesh_of(process_group)))
+    model.blocks[1].set_custom_reduce_scatter(Own())
+    assert history(model) == expected
+    assert collectives_in(model) > OURS
+    (note,) = isthmus.stats(process_group)["notes"]
+    assert "torch's own collectives" in note and ": 1, as each has a Own of its own" in note
+    assert exact_calls(process_group) == {}
+
+
+@table
+def other_backends_models_stay_as_they_are() -> None:
+    model = trained(fsdp2(mesh_of(dist.new_group(backend="gloo"))))
+    assert not collectives_in(model) & OURS
+    isthmus.attach(model, nodes="2x2", min_elements=0)
+    assert collectives_in(trained(model)) == OURS
+    other = trained(fsdp2(mesh_of(units_in(model)[0].mesh_info.shard_process_group)))
+    assert not collectives_in(other) & OURS, "the companion is for the model that was attached"
+    trained(isthmus.detach(model))
+    assert not collectives_in(model) & OURS
+
+
+@table
+def nothing_keeps_them_alive() -> None:
+    for make in KINDS.values():
+        model = trained(make())
+        remains = [weakref.ref(model), *map(weakref.ref, model.parameters())]
+        del model
+        gc.collect()
+        assert not any(reference() is not None for reference in remains)
+
+
+test_automatic = table.in_world(env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
+
+
+# --- Two models whose backward passes run in another order on one rank ---
+
+
+def outcome_of_backward_passes(rank: int, world_size: int) -> str:
+    ranks.init(timeout_s=86_400)  # nobody waits for it
+    models = [fsdp2(mesh_of(dist.group.WORLD), Model()) for _ in range(2)]
+    losses = [model(batch(0)).sum() for model in models]
+    try:
+        for loss in losses[::-1] if rank == 3 else losses:
+            loss.backward()
+    except dist.DistBackendError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.processes
+def test_another_order_of_backward_passes_is_told() -> None:
+    """By name alone, between nodes and within one."""
+    for nodes in ("2x2", "4x1"):
+        env = {"ISTHMUS_NODES": nodes, "ISTHMUS_MIN_ELEMENTS": "0"}
+        for error in ranks.run(outcome_of_backward_passes, 4, env=env):
+            assert re.search(r"blocks\.1(?! \()", error) and "blocks.1 (2)" in error, (nodes, error)
