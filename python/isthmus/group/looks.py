@@ -18,15 +18,20 @@ def stepped(*_: Any) -> None:
     """Count a step of an optimizer, and look if it is time to. Torch calls it after each step.
 
     A step in a backward pass is one parameter's, called from a hook. Steps before the first collective do not count.
+    Statistics are read at looks alone, as a GPU's host waits for them.
     """
     if torch.compiler.is_compiling() or torch._C._current_graph_task_id() >= 0:
         return
     job = this_job()
-    if job.steps > 0 or any(backend.stats()["calls"] for backend in _backends()):
-        job.steps += 1
-    if job.steps == job.next_look:
-        job.next_look += min(job.next_look, _MOST_STEPS)
-        _look(is_first=job.steps == _FIRST_LOOK)
+    job.steps += 1
+    if job.steps < job.next_look:
+        return
+    is_first = job.steps == _FIRST_LOOK
+    if is_first and not any(backend.stats()["calls"] for backend in _backends()):
+        job.steps = 0
+        return
+    job.next_look += min(job.next_look, _MOST_STEPS)
+    _look(is_first)
 
 
 def _backends() -> list[Any]:

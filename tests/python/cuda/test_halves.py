@@ -51,7 +51,7 @@ def trace_a_step(rank: int, world_size: int, in_halves: bool) -> str | None:
         collectives._sends_differences = lambda group: False
         isthmus.prepare(model, prefetch=False)
     step = cuda_worlds.training_step(model, FEATURES)
-    for _ in range(3):
+    for _ in range(4):  # after the 4th the statistics are looked at, which waits for the GPU
         step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
