@@ -65,5 +65,8 @@ ARMS |= {
     }.items()
 }
 
+# Two ranks on each node, whose sum is coded.
+ARMS["quant-4-2x2"] = CodecArm("quant-4-2x2", _COMMON | _quant(4), ranks_per_node=2)
+
 #: What is trained beside the baseline, unless something else is asked for.
 FINALISTS = ("quant-4", "quant-3", "quant-2", "quant-1", "tagc-10x")

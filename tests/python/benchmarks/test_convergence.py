@@ -42,7 +42,10 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
     for arm in ARMS.values():
         made = isthmus.Options(**arm.options)
         assert {name: getattr(made, name) for name in arm.options} == arm.options, arm.name
-    settings = {json.dumps([arm.options, arm.layout, arm.local_steps], sort_keys=True) for arm in ARMS.values()}
+    settings = {
+        json.dumps([arm.options, arm.layout, arm.local_steps, arm.ranks_per_node], sort_keys=True)
+        for arm in ARMS.values()
+    }
     assert len(settings) == len(ARMS)
     assert all(name in ARMS for name in FINALISTS)
     assert ARMS["tagc-10x-flat"].ranks_per_node == 2
