@@ -6,13 +6,17 @@ in a reduction. Nodes are timed side by side, and so are rails: ranks share link
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,6 +37,9 @@ BUDGET_S = 3.0
 _ROUNDS = 5
 _MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
+#: Of an interface's rated speed. TCP reaches nine tenths of it and more.
+_FAR_BELOW = 0.75
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: asks for an interface's address
 _COMMAND = "torchrun --nproc-per-node 4 -m isthmus topo --measure"
 #: For all ranks to join, and for each exchange.
 _TIMEOUT = timedelta(minutes=5)
@@ -123,6 +130,8 @@ def measure_world(console: Console, as_json: bool) -> None:
         print(json.dumps(asdict(links), indent=2))
     elif rank == 0:
         print_links(links, console)
+        if text := shortfall(links, *used_interface()):
+            console.print(text, soft_wrap=True, highlight=False)
 
 
 def print_links(links: MeasuredLinks, console: Console) -> None:
@@ -134,6 +143,40 @@ def print_links(links: MeasuredLinks, console: Console) -> None:
     if links.num_hosts < min(links.num_nodes, 2):  # nodes that ISTHMUS_NODES makes of one machine
         console.print("all nodes are on one host: that is its memory, no network", highlight=False)
     console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)
+
+
+def used_interface() -> tuple[str, float | None]:
+    """Return the interface that Gloo takes on this host, and its rated Gbit/s; "" and None where that is not known."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    try:
+        name = name or _interface_of(socket.gethostbyname(socket.gethostname()))
+        mbit_s = int(Path("/sys/class/net", name, "speed").read_text())
+    except (OSError, ValueError):  # the host's name has no address, or the interface (a virtual one) no speed
+        return name, None
+    return name, mbit_s / 1000 if mbit_s > 0 else None
+
+
+def _interface_of(address: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(asked, _SIOCGIFADDR, request)[20:24] == socket.inet_aton(address):
+                    return name
+    return ""
+
+
+def shortfall(links: MeasuredLinks, interface: str, rated_gbit_s: float | None) -> str:
+    """Return what to look at where nodes send to each other far below the interface's rated speed; "" elsewhere."""
+    if links.inter is None or links.num_hosts < 2 or rated_gbit_s is None:
+        return ""
+    if links.inter.bandwidth_gbit_s >= _FAR_BELOW * rated_gbit_s:
+        return ""
+    return (
+        f"{links.inter.bandwidth_gbit_s:.3g} of the {rated_gbit_s:.4g} Gbit/s of {interface}: look at its MTU "
+        "(`ip link`; 9000 where all switches allow it), at whether a node has one rank and so one connection (one core "
+        "often fills no link above 10 Gbit/s), and at whether this is the interface that you mean (GLOO_SOCKET_IFNAME)"
+    )
 
 
 def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:

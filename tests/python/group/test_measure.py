@@ -24,6 +24,8 @@ from isthmus.group.measure import (
     _Stage,
     _Tiers,
     fit_link,
+    shortfall,
+    used_interface,
 )
 from isthmus.group.nodes.launchers import rendezvous
 from python.cli.planned import report
@@ -167,6 +169,25 @@ def test_the_options_are_those_of_a_plan_of_the_same_links() -> None:
     assert (
         replace(MEASURED, inter=None, num_nodes=1).options().startswith("--nodes 1 --ranks-per-node 4 --intra 40gbit")
     )
+
+
+def test_a_link_far_below_its_interface_is_told() -> None:
+    text = shortfall(MEASURED, "eth0", 25.0)
+    assert text.startswith("10 of the 25 Gbit/s of eth0: look at its MTU")
+    assert shortfall(MEASURED, "eth0", 10.0) == ""
+    assert shortfall(MEASURED, "veth0", None) == ""  # a virtual interface may have no speed
+    assert shortfall(replace(MEASURED, num_hosts=1), "eth0", 25.0) == ""  # memory, no network
+    assert shortfall(replace(MEASURED, inter=None), "eth0", 25.0) == ""
+
+
+def test_the_interface_is_the_one_that_gloo_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "absent0,eth9")
+    assert used_interface() == ("absent0", None)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    assert used_interface() == ("lo", None)
+    monkeypatch.setattr("socket.gethostname", lambda: "no.such.host.invalid")
+    assert used_interface() == ("", None)
 
 
 def start_rank(network: NamespaceNetwork, rank: int) -> subprocess.Popen[str]:
