@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from isthmus.report.loggers import log_to
     from isthmus.report.statistics import reset_stats, stats
     from isthmus.report.summary import summary
-    from isthmus.residuals.saved import LoadReport
+    from isthmus.residuals.saved_state import LoadReport
     from isthmus.residuals.state import (
         begin_step,
         clear_residuals,
@@ -73,7 +73,7 @@ __all__ = [
 
 # Which module has each name; the native module has the rest.
 _MODULES = {
-    "LoadReport": "residuals.saved",
+    "LoadReport": "residuals.saved_state",
     "attach": "attached.attach",
     "begin_step": "residuals.state",
     "clear_residuals": "residuals.state",

@@ -23,7 +23,7 @@ def load() -> ModuleType:
     from isthmus import _C
 
     if not is_loaded:
-        from isthmus.told import tell_uncaught_once
+        from isthmus.error_reports import tell_uncaught_once
 
         tell_uncaught_once(_C)
     return _C

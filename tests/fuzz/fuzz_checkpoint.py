@@ -19,7 +19,7 @@ sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS)]
 import torch  # noqa: E402, F401  # not to be counted, and it imports isthmus
 
 with atheris.instrument_imports(include=["isthmus.residuals"]):
-    from isthmus.residuals.saved import RESIDUALS, source_of_checkpoint
+    from isthmus.residuals.saved_state import RESIDUALS, source_of_checkpoint
 
 
 FOLDER = TemporaryDirectory()

@@ -26,8 +26,8 @@ from isthmus.attached.companions import (
     why_companions_would_hang,
 )
 from isthmus.backends import backends_of, companion_of, group_on_isthmus, options_from
+from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import name_ranks
-from isthmus.told import on_all
 from isthmus.units.collectives import is_in_a_pass, why_not_replaceable
 from isthmus.units.models import (
     ddp_modules,

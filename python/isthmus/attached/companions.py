@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from isthmus import native
 from isthmus.backends import backend_of, beside, companion_of, has_two_tiers, set_companion
+from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
-from isthmus.told import on_all
 from isthmus.units.prepared import forget_names
 
 if TYPE_CHECKING:

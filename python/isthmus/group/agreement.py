@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from isthmus import native
-from isthmus.gloo import Group
+from isthmus.error_reports import on_all
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
+from isthmus.group.gloo import Group
 from isthmus.group.meeting import meet
 from isthmus.group.nodes import node_map
 from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
 from isthmus.group.rails import Place, find_place
 from isthmus.job import this_job
-from isthmus.told import on_all
 
 if TYPE_CHECKING:
     from isthmus import _C

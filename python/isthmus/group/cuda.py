@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
-from isthmus.gloo import Group
+from isthmus.group.gloo import Group
 from isthmus.group.nodes.node_map import told_by_ranks
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.backends import backend_of
-from isthmus.gloo import Group, gloo_tier
+from isthmus.group.gloo import Group, gloo_tier
 from isthmus.group.nodes.launchers import rendezvous
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.

@@ -14,8 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
 from isthmus.backends import backends_of
+from isthmus.error_reports import log_to_stderr
 from isthmus.group import looks
-from isthmus.told import log_to_stderr
 from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:

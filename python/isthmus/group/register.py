@@ -12,14 +12,14 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
 from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
-from isthmus.gloo import Group, gloo_tier
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
+from isthmus.group.gloo import Group, gloo_tier
 from isthmus.group.nodes.node_map import BEYOND, Nodes
+from isthmus.group.notes import leave_note
 from isthmus.group.rails import Place, doubts, found
 from isthmus.job import warn_once
-from isthmus.nodes import leave_note
 
 if TYPE_CHECKING:
     from isthmus import _C

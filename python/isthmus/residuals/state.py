@@ -13,8 +13,8 @@ from torch import nn
 
 from isthmus.backends import backends_of, isthmus_backend
 from isthmus.job import warn_once
-from isthmus.residuals.known import LiveUnit, Target, base_name, live_units, named, number_in
-from isthmus.residuals.saved import (
+from isthmus.residuals.live_units import LiveUnit, Target, base_name, live_units, named, number_in
+from isthmus.residuals.saved_state import (
     RESIDUALS,
     LoadReport,
     SavedGroup,

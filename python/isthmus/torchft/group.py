@@ -21,7 +21,7 @@ from torchft.process_group import ProcessGroupWrapper
 
 from isthmus import native
 from isthmus.backends import has_two_tiers, options_from
-from isthmus.gloo import Group
+from isthmus.group.gloo import Group
 from isthmus.group.nodes.launchers import claim_beyond
 from isthmus.group.nodes.node_map import Nodes
 from isthmus.group.register import create

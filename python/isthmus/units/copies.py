@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import isthmus_backend
-from isthmus.nodes import nodes_of
+from isthmus.group.notes import nodes_of
 from isthmus.units.models import ParamGroup, ShardedParam, replicate_group, shard_group
 
 OTHER_NODES = "groups that reduce copies of the parameters lie on nodes in another way"

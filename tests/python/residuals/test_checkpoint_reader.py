@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from isthmus.residuals import checkpoint
 from isthmus.residuals.checkpoint import read_metadata
-from isthmus.residuals.saved import SavedGroup, SavedUnit, Source, source_of_checkpoint, source_of_state, to_text
+from isthmus.residuals.saved_state import SavedGroup, SavedUnit, Source, source_of_checkpoint, source_of_state, to_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected pickle protocol")
 

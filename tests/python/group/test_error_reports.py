@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus import native, told
-from isthmus.told import on_all
+from isthmus import error_reports, native
+from isthmus.error_reports import on_all
 from support.limits import HANG_S
 
 PROGRAM = """
@@ -50,8 +50,8 @@ class Shown:
         self.errors: list[BaseException] = []
         core = native.load()  # the first time, that installs the hook, too
         monkeypatch.setattr(sys, "excepthook", lambda _, error, __: self.errors.append(error))
-        monkeypatch.setattr(told, "FIRST_RANK_S", 0)
-        told.tell_uncaught_once(core)
+        monkeypatch.setattr(error_reports, "FIRST_RANK_S", 0)
+        error_reports.tell_uncaught_once(core)
 
     def ends_with(self, error: BaseException) -> bool:
         """Let a process end with `error`; return whether its traceback is shown."""
