@@ -107,7 +107,8 @@ class Pair:
         if call.unit not in self._models:
             model = nn.Module()
             model.weight = nn.Parameter(torch.zeros(call.num_elements, dtype=getattr(torch, call.dtype)))
-            self._models[call.unit] = fully_shard(model, mesh=DeviceMesh.from_group(self.isthmus, "cpu"))
+            fully_shard(model, mesh=DeviceMesh.from_group(self.isthmus, "cpu"))
+            self._models[call.unit] = isthmus.prepare(model)  # it has no forward pass in which to prepare itself
         return self._models[call.unit]
 
 

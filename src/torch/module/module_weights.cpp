@@ -122,7 +122,7 @@ std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t nu
   if (packet_bytes == 0) {
     return std::nullopt;
   }
-  const at::Tensor new_words = old_words.clone();
+  at::Tensor new_words = old_words.clone();
   const at::Tensor packets = row.to(device);
   const at::Tensor headers = at::from_blob(&header, {kWeightHeaderBytes}, at::kByte).to(device);
   const Buffer replica = shard_of(new_words, num_bytes, type);
