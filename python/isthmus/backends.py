@@ -52,6 +52,11 @@ def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     return _own_backend(companion) if companion is not None else None
 
 
+def all_groups() -> list[dist.ProcessGroup]:
+    """Return all process groups that this process is in, in the order in which they were made."""
+    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+
+
 def backends_of(groups: Iterable[dist.ProcessGroup]) -> dict[_C.Backend, dist.ProcessGroup]:
     """Return the Isthmus backends of these groups, each once, with the first group that has it.
 

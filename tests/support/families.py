@@ -31,8 +31,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 import isthmus
-from isthmus.backends import backends_of
-from isthmus.units.models import all_groups
+from isthmus.backends import all_groups, backends_of
 from support.checks import Table
 from support.limits import OPERATION_S
 from support.tested_codecs import CODECS, ERRORS, Options, environment

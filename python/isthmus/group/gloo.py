@@ -36,19 +36,23 @@ class Group:
         return len(self.global_ranks)
 
 
+def gloo_interfaces() -> list[str]:
+    """Return the interfaces that GLOO_SOCKET_IFNAME names; one empty name where Gloo chooses."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+
+
 def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
     """Construct a Gloo backend over some ranks of the group, over the interfaces that GLOO_SOCKET_IFNAME names.
 
     It connects its ranks at once, whatever TORCH_GLOO_LAZY_INIT says: a rank that Gloo connects later may wait for ever
     for one that died before.
     """
-    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [
         ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
         if interface
         else ProcessGroupGloo.create_default_device(lazy_init=False)
-        for interface in interfaces.split(",")
+        for interface in gloo_interfaces()
     ]
     options._threads = 2 * len(options._devices)
     options._timeout = group.timeout

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from isthmus.backends import backends_of
+from isthmus.backends import all_groups, backends_of
 from isthmus.job import is_first_rank, this_job, warn_once
 
 _FIRST_LOOK = 2  # steps: they show whether a group does what it was asked for
@@ -35,7 +34,7 @@ def stepped(*_: Any) -> None:
 
 
 def _backends() -> list[Any]:
-    return list(backends_of(list(dist.distributed_c10d._world.pg_map)))
+    return list(backends_of(all_groups()))
 
 
 def _look(is_first: bool) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.backends import backend_of
-from isthmus.group.gloo import Group, gloo_tier
+from isthmus.group.gloo import Group, gloo_interfaces, gloo_tier
 from isthmus.group.nodes.launchers import rendezvous
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
@@ -147,7 +147,7 @@ def print_links(links: MeasuredLinks, console: Console) -> None:
 
 def used_interface() -> tuple[str, float | None]:
     """Return the interface that Gloo takes on this host, and its rated Gbit/s; "" and None where that is not known."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    name = gloo_interfaces()[0]
     try:
         name = name or _interface_of(socket.gethostbyname(socket.gethostname()))
         mbit_s = int(Path("/sys/class/net", name, "speed").read_text())

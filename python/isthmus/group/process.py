@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
-from isthmus.backends import backends_of
+from isthmus.backends import all_groups, backends_of
 from isthmus.error_reports import log_to_stderr
 from isthmus.group import looks
 from isthmus.variables import unknown_variables
@@ -85,7 +85,7 @@ def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) 
 
 def _log_summary() -> None:
     """Log what crossed between nodes in this process, on rank 0 with log="info" or "debug"."""
-    for backend, group in backends_of(list(dist.distributed_c10d._world.pg_map)).items():
+    for backend, group in backends_of(all_groups()).items():
         _keep_last_stats(group.group_desc, group.group_name, backend.stats())
     if any(found["calls"] for found in _last_stats.values()):
         from isthmus.report.statistics import added

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from isthmus.backends import backend_of, backends_of
-from isthmus.units.models import all_groups
+from isthmus.backends import all_groups, backend_of, backends_of
 from isthmus.units.prepared import units_of_groups
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import backends_of, isthmus_backend
+from isthmus.backends import all_groups, backends_of, isthmus_backend
 from isthmus.job import warn_once
 from isthmus.residuals.live_units import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved_state import (
@@ -30,7 +30,7 @@ from isthmus.residuals.saved_state import (
     to_text,
 )
 from isthmus.units.layout import Layout
-from isthmus.units.models import all_groups, fsdp2_roots, groups_of
+from isthmus.units.models import fsdp2_roots, groups_of
 from isthmus.units.owners import living, owners_of
 from isthmus.units.prepare import prepare_itself
 

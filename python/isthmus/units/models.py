@@ -22,14 +22,6 @@ ParamGroup = Any
 ShardedParam = Any
 
 
-# --- Process groups ---
-
-
-def all_groups() -> list[dist.ProcessGroup]:
-    """Return all process groups that this process is in, in the order in which they were made."""
-    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
-
-
 # --- Units of models ---
 
 
