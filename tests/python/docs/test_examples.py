@@ -120,6 +120,17 @@ def test_frameworks(framework: str, way: tuple[str, ...]) -> None:
     assert framework == "transformers" or (len(losses) == 5 and losses[-1] < losses[0] < 6), output
 
 
+@pytest.mark.parametrize(("copies", "crosses"), [("1", r"reduce-scatters, .* weights"), ("2", "all-reduces")])
+def test_peft(copies: str, crosses: str) -> None:
+    pytest.importorskip("peft")
+    program = (sys.executable, *TORCHRUN, "examples/peft/train_lora.py", "--steps=4", f"--copies={copies}")
+    output = output_of(program, ISTHMUS_NODES="2x1")
+    losses = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", output)]
+    assert len(losses) == 4 and losses[-1] < losses[0] < 6, output
+    assert re.search(rf"^between nodes: [\d.]+ .B \([\d.]+ .B {crosses}[^,]*\)$", output, re.MULTILINE), output
+    assert re.search(r"layers.1; [\d,]+ elements\): quant bits=4", output), output
+
+
 LIGHTHOUSE = (Path(sys.executable).with_name("torchft_lighthouse"), "--min_replicas", "2", "--quorum_tick_ms", "50")
 
 
