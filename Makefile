@@ -110,7 +110,7 @@ NONE_IS_WELL = $(if $(T),|| { [ $$? -eq 5 ] && ctest --preset $(PRESET) -N -L '$
 
 # In the order of folders: pytest-xdist would leave files of few tests to the end, and these are the longest.
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
-	pytest tests/python -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(if $(T),-k '$(T)') $(NONE_IS_WELL)
+	pytest tests/python -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=30 --durations-min=10 $(if $(T),-k '$(T)') $(NONE_IS_WELL)
 
 test-quick: setup  ## those of them that start no processes
 	pytest tests/python -m 'not processes' $(if $(T),-k '$(T)') $(NONE_IS_WELL)
