@@ -12,11 +12,11 @@ namespace isthmus {
 struct OptionField;
 
 // Options that are one of a few words: in the order of OptionField::choices.
-enum class TierMode : uint8_t { kTwo, kFlat };
-enum class InterTier : uint8_t { kGloo, kMpi };
-enum class ErrorFeedback : uint8_t { kCodec, kOn, kOff };
-enum class GradientSource : uint8_t { kLabelled, kBackward };
-enum class WeightForm : uint8_t { kPlain, kDelta };
+enum class TierMode { kTwo, kFlat };
+enum class InterTier { kGloo, kMpi };
+enum class ErrorFeedback { kCodec, kOn, kOff };
+enum class GradientSource { kLabelled, kBackward };
+enum class WeightForm { kPlain, kDelta };
 
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
