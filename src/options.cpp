@@ -185,7 +185,14 @@ std::string Options::codec_settings() const {
 }
 
 std::string OptionField::get(const Options& options) const {
-  return std::visit([&options](auto field) { return as_text(options.*field); }, member);
+  const auto text_of = [&](auto field) {
+    if constexpr (std::is_enum_v<std::decay_t<decltype(options.*field)>>) {
+      return choices.at(static_cast<size_t>(options.*field));
+    } else {
+      return as_text(options.*field);
+    }
+  };
+  return std::visit(text_of, member);
 }
 
 std::string OptionField::users_text() const {

@@ -29,9 +29,7 @@ CollectiveStats& CollectiveStats::operator+=(const CollectiveStats& more) {
 
 PeerWaits& PeerWaits::operator+=(const PeerWaits& more) {
   for (const auto tier : {&PeerWaits::intra, &PeerWaits::inter, &PeerWaits::flat}) {
-    for (const auto& [rank, seconds] : more.*tier) {
-      (this->*tier)[rank] += seconds;
-    }
+    add_counts(more.*tier, this->*tier);
   }
   return *this;
 }
@@ -40,9 +38,8 @@ WeightStats& WeightStats::operator+=(const WeightStats& more) {
   gathers += more.gathers;
   unchanged += more.unchanged;
   healed += more.healed;
-  for (const auto& [reason, count] : more.whole) {
-    whole[reason] += count;
-  }
+  add_counts(more.differing, differing);
+  add_counts(more.whole, whole);
   replica_bytes += more.replica_bytes;
   return *this;
 }

@@ -36,12 +36,13 @@ constexpr const char* kCellTypes[] = {"fp32", "bf16", "fp16", "int8"};
 struct QuantLevel {
   const char* name;
   int64_t bits;
-  const char* error_feedback;
+  ErrorFeedback error_feedback;
   double most_error;
 };
 constexpr QuantLevel kQuantLevels[] = {
-    {"8bit", 8, "off", .0001}, {"4bit", 4, "off", .013}, {"3bit", 3, "off", .04},
-    {"2bit", 2, "off", .13},   {"1bit", 1, "off", .4},   {"4bit-feedback", 4, "on", 1e-12},
+    {"8bit", 8, ErrorFeedback::kOff, .0001}, {"4bit", 4, ErrorFeedback::kOff, .013},
+    {"3bit", 3, ErrorFeedback::kOff, .04},   {"2bit", 2, ErrorFeedback::kOff, .13},
+    {"1bit", 1, ErrorFeedback::kOff, .4},    {"4bit-feedback", 4, ErrorFeedback::kOn, 1e-12},
 };
 constexpr int64_t kPieceElements = int64_t{64} << 18;  // 64 MiB
 

@@ -11,16 +11,23 @@ namespace isthmus {
 
 struct OptionField;
 
+// Options that are one of a few words: in the order of OptionField::choices.
+enum class TierMode { kTwo, kFlat };
+enum class InterTier { kGloo, kMpi };
+enum class ErrorFeedback { kCodec, kOn, kOff };
+enum class GradientSource { kLabelled, kBackward };
+enum class WeightForm { kPlain, kDelta };
+
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
   // none, tagc, quant. Quant with 4 bits is the default: among the settings whose loss could not be told from that of
   // exact training it sends the fewest bytes (docs/convergence.md).
   std::string codec = "quant";
-  std::string tiers = "two";             // two, flat
-  std::string inter_tier = "gloo";       // gloo, mpi: what carries the packets (torch backend only)
-  int64_t bits = 4;                      // quant: bits of each element's code: 1, 2, 3, 4, 8
-  std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published
-  double sparsity = 0.9875;              // tagc: share of each piece that is not sent
+  TierMode tiers = TierMode::kTwo;
+  InterTier inter_tier = InterTier::kGloo;               // what carries the packets (torch backend only)
+  int64_t bits = 4;                                      // quant: bits of each element's code: 1, 2, 3, 4, 8
+  ErrorFeedback error_feedback = ErrorFeedback::kCodec;  // codec: off for quant, on for others, as published
+  double sparsity = 0.9875;                              // tagc: share of each piece that is not sent
   double ratio = 10;               // tagc: sketch rows = blocks / ratio; 0: as many rows as the kept elements need
   std::string cell_type = "fp32";  // tagc: fp32, bf16, fp16, int8: what sketch cells hold
   int64_t index_bits = 1;          // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
@@ -28,15 +35,17 @@ struct Options {
   int64_t segments = 0;            // parts of a piece: one is encoded while another crosses; 0: chosen from its size
   int64_t error_interval = 100;    // steps of a unit between measurements of the codec's error; 0: never measured
   std::string units = "*";         // which units are compressed: comma-separated globs of names, "!" excludes
-  std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
-  int64_t min_elements = 65536;        // smaller collectives (by their whole input) are reduced and gathered plainly
-  std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
-  int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
-  int64_t max_units = 4096;            // most units that keep state; further ones are exact and counted
-  bool device_timings = false;         // GPU: statistics have the seconds of each phase, from events around it
-  std::string log = "warning";         // debug, info, warning, error
+  GradientSource gradients = GradientSource::kLabelled;  // which reductions are taken for gradients
+  int64_t min_elements = 65536;  // smaller collectives (by their whole input) are reduced and gathered plainly
+  WeightForm weights = WeightForm::kPlain;  // how gathers of parameters cross between nodes
+  int64_t replica_interval = 100;           // weights=delta: gathers of a unit between comparisons of replicas; 0: none
+  int64_t max_units = 4096;                 // most units that keep state; further ones are exact and counted
+  bool device_timings = false;              // GPU: statistics have the seconds of each phase, from events around it
+  std::string log = "warning";              // debug, info, warning, error
 
-  bool is_flat() const { return tiers == "flat"; }
+  bool is_flat() const { return tiers == TierMode::kFlat; }
+  bool uses_mpi() const { return inter_tier == InterTier::kMpi; }
+  bool sends_differences() const { return weights == WeightForm::kDelta; }
   bool is_lossy() const { return codec != "none"; }
 
   // Checks the range of each field by itself. Throws OptionError that names field, value and range.
@@ -60,7 +69,9 @@ struct OptionUser {
 
 // One row for each field. Parsing, printing, Python's keywords and attributes, and the table in docs follow from it.
 struct OptionField {
-  using Member = std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*>;
+  using Member =
+      std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*, TierMode Options::*,
+                   InterTier Options::*, ErrorFeedback Options::*, GradientSource Options::*, WeightForm Options::*>;
 
   const char* name = nullptr;    // of the field and the Python keyword
   std::string environment = {};  // variable
@@ -69,6 +80,7 @@ struct OptionField {
   Member member = {};
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
   std::vector<OptionUser> users = {};                          // empty: every codec uses it
+  std::vector<std::string> choices = {};                       // the words it may be; empty: it is no word
 
   // The value as text that set() takes.
   std::string get(const Options& options) const;

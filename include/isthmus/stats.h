@@ -4,12 +4,21 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "isthmus/codec.h"
+#include "isthmus/reason.h"
 #include "isthmus/transport.h"
 
 namespace isthmus {
+
+template <typename Counts>
+void add_counts(const Counts& more, Counts& total) {
+  for (const auto& [key, count] : more) {
+    total[key] += count;
+  }
+}
 
 // The kinds of collective that the communicator carries.
 enum class Collective : uint8_t { kReduceScatter, kAllGather, kAllReduce };
@@ -46,13 +55,13 @@ struct UnitStats {
   std::string name;
   Collective collective = Collective::kReduceScatter;
   int64_t num_elements = 0;
-  std::string codec;            // the last codec: "none", "quant", ...; "delta" for weights
-  std::string settings;         // of that codec: "bits=4 error_feedback=off ..."
-  std::string reason;           // why this codec, or why exact; empty: the options say so
-  int64_t calls = 0;            // reductions, or gathers
-  int64_t unchanged_calls = 0;  // gathers of weights that had not changed
-  int64_t coded_elements = 0;   // elements of pieces and shards in packets for other nodes; a packet may be empty
-  int64_t packet_bytes = 0;     // of those packets
+  std::string codec;             // the last codec: "none", "quant", ...; "delta" for weights
+  std::string settings;          // of that codec: "bits=4 error_feedback=off ..."
+  std::optional<Reason> reason;  // why exact, or whole; nothing: it is not
+  int64_t calls = 0;             // reductions, or gathers
+  int64_t unchanged_calls = 0;   // gathers of weights that had not changed
+  int64_t coded_elements = 0;    // elements of pieces and shards in packets for other nodes; a packet may be empty
+  int64_t packet_bytes = 0;      // of those packets
   // Squares that lossy codecs were given (gradient and residual) and dropped, in measured reductions: the first, and
   // every options.error_interval after it. Their ratio is the relative squared error.
   double given_squares = 0;
@@ -62,10 +71,11 @@ struct UnitStats {
 // What gathers of weights did (option weights=delta). See docs/weights.md.
 struct WeightStats {
   int64_t gathers = 0;
-  int64_t unchanged = 0;                 // gathers for which this rank's shard had not changed
-  int64_t healed = 0;                    // gathers that found a replica with different bits, and sent all shards anew
-  std::map<std::string, int64_t> whole;  // gathers whose shards crossed whole, by reason
-  int64_t replica_bytes = 0;             // memory of all replicas
+  int64_t unchanged = 0;             // gathers for which this rank's shard had not changed
+  int64_t healed = 0;                // gathers that found a replica with different bits, and sent all shards anew
+  std::map<int, int64_t> differing;  // of these, by node: how often its replica had other bits than most
+  std::map<Reason, int64_t> whole;   // gathers whose shards crossed whole
+  int64_t replica_bytes = 0;         // memory of all replicas
 
   WeightStats& operator+=(const WeightStats& more);
 };
@@ -75,9 +85,9 @@ struct Stats {
   CodecCounts codec;
   WeightStats weights;
   PeerWaits peer_waits;
-  int64_t compressed_calls = 0;                // reductions that went through a lossy codec
-  std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
-  int64_t skipped_steps = 0;                   // steps whose result was thrown away (UnitStates::skip_step)
+  int64_t compressed_calls = 0;           // reductions that went through a lossy codec
+  std::map<Reason, int64_t> exact_calls;  // operations that stayed exact
+  int64_t skipped_steps = 0;              // steps whose result was thrown away (UnitStates::skip_step)
   int64_t num_units = 0;
   int64_t residual_bytes = 0;     // of all units, with the residuals of all-reduced results
   int64_t dropped_residuals = 0;  // units whose residuals were given up: that part of their gradients never arrives

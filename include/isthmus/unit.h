@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "isthmus/buffer.h"
+#include "isthmus/reason.h"
 #include "isthmus/stats.h"
 
 namespace isthmus {
-
-// Why a reduction stays exact whose UnitKey has may_keep_residual = false.
-inline constexpr const char* kWhoseResidual = "unknown parameters, and the codec keeps a residual";
 
 // The part of a parameter that lies in one row of a reduced tensor.
 struct Section {
@@ -49,7 +47,7 @@ struct UnitKey {
   Collective collective = Collective::kReduceScatter;  // a unit's all-reduce has state of its own
   uint64_t layout = 0;  // hash of the parameters that the elements belong to, in order; 0: unknown
   // False: the next reduction with this key may have other parameters, which must not get this one's residual. Codecs
-  // that keep a residual are then not used.
+  // that keep a residual are then not used (kWhoseResidual).
   bool may_keep_residual = true;
   // Set where the parameters are known: all reductions with this name, type and collective then belong to one unit,
   // whichever parameters have gradients; residuals are kept by parameter, and `layout` is the sections' hash. Null:
@@ -70,8 +68,8 @@ struct UnitKey {
 // One reduction. The unit's collective, num_elements and dtype are equal to those of the call.
 struct Reduction {
   UnitKey unit;
-  double scale = 1;                 // of the sum over ranks
-  const char* why_exact = nullptr;  // why it must stay exact, a string literal; null: it need not
+  double scale = 1;                      // of the sum over ranks
+  std::optional<Reason> why_exact = {};  // why it must stay exact; nothing: it need not
 };
 
 // The owners whose units are meant; nothing: all units.

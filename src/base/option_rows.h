@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -100,12 +101,21 @@ OptionField text_field(const char* name, std::string Options::*member, const std
   });
 }
 
-inline OptionField choice_field(const char* name, std::string Options::*member, std::vector<std::string> choices,
-                                const char* help) {
-  const std::string range = listed(choices);
-  return text_field(name, member, range, help, [choices = std::move(choices)](const std::string& text) {
-    return std::ranges::find(choices, text) != choices.end();
+// Makes a row for one of a few words: the member is an enum with these, in this order, or the word itself.
+template <typename Choice>
+OptionField choice_field(const char* name, Choice Options::*member, const std::vector<std::string>& choices,
+                         const char* help) {
+  OptionField row = field(name, member, listed(choices), help, [choices](const std::string& text, Choice& value) {
+    const auto found = std::ranges::find(choices, text);
+    if constexpr (std::is_enum_v<Choice>) {
+      value = static_cast<Choice>(found - choices.begin());
+    } else {
+      value = text;
+    }
+    return found != choices.end();
   });
+  row.choices = choices;
+  return row;
 }
 
 inline OptionField switch_field(const char* name, bool Options::*member, const char* help) {

@@ -17,7 +17,7 @@ Options choose_options(FuzzedDataProvider& provider) {
   constexpr int64_t kWidths[] = {1, 2, 3, 4, 8};
   Options options;
   options.bits = provider.PickValueInArray(kWidths);
-  options.error_feedback = provider.ConsumeBool() ? "on" : "off";
+  options.error_feedback = provider.ConsumeBool() ? ErrorFeedback::kOn : ErrorFeedback::kOff;
   return options;
 }
 

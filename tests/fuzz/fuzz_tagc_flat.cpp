@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider provider(data, size);
   Options options;
   TagcLimits limits;
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   options.index_bits = provider.ConsumeBool() ? 1 : 4;
   limits.block_elements = provider.PickValueInArray(kBlockElements);
   options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));

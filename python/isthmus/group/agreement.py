@@ -105,7 +105,7 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
 def _find_surroundings(group: Group, options: _C.Options, gpu: Gpu) -> Surroundings:
     """Describe this rank's node in its job, and join the job's MPI if the options want it."""
     global_rank = group.global_ranks[group.rank]
-    if options.inter_tier == "mpi":
+    if options.uses_mpi:
         mpi_tier.join(global_rank, group.world_size)
     if group.node is not None:
         return Surroundings(option=group.node(), option_source="torchft")

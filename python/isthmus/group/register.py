@@ -122,7 +122,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
         inter = _inter_tier(group, options, local_index, rail)
-        if options.tiers == "flat":
+        if options.is_flat:
             flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
@@ -162,7 +162,7 @@ def _borrowed_world(group: Group, device: str) -> Any:
 
 
 def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
-    if options.inter_tier == "mpi":
+    if options.uses_mpi:
         return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
     return gloo_tier(group, f"inter/{local_index}", rail)
 

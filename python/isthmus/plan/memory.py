@@ -158,13 +158,13 @@ def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
     lossy = codec != "none"
     packet = packet_bytes(chunk, call.element_bytes, codec, wire)
     narrow = call.element_bytes < wide
-    if wire.tiers == "flat":
+    if wire.is_flat:
         reduction = _flat_bytes(wire, call, lossy)
     else:
         pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
         reduction = pieces + 2 * num_nodes * piece_bytes(chunk, call.element_bytes, codec, wire)
     if call.kind is Kind.REDUCE_SCATTER:
-        return reduction + (chunk * wide if narrow and (lossy or wire.tiers == "two") else 0)
+        return reduction + (chunk * wide if narrow and (lossy or not wire.is_flat) else 0)
     filled_up = call.num_elements != chunk * num_ranks
     packets = 1 + num_ranks + (num_nodes if num_ranks > num_nodes else 0)
     filled = num_ranks * chunk * call.element_bytes if filled_up else 0

@@ -37,6 +37,16 @@ class WireOptions:
         return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
     @property
+    def is_flat(self) -> bool:
+        """Whether reductions take a single tier."""
+        return self.tiers == "flat"
+
+    @property
+    def sends_differences(self) -> bool:
+        """Whether gathers of weights send what changed alone."""
+        return self.weights == "delta"
+
+    @property
     def keeps_residual(self) -> bool:
         """Whether the codec has error feedback."""
         return self.codec == "tagc" or (self.codec == "quant" and self.error_feedback == "on")

@@ -158,7 +158,7 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         "Bytes are tested against counters of real runs. Times are a model, compared with one GPU (docs/plan.md), "
         "never with a real network.",
     ]
-    if any(plan.strategy.wire is not None and plan.strategy.wire.weights == "delta" for plan in comparison.plans):
+    if any(plan.strategy.wire is not None and plan.strategy.wire.sends_differences for plan in comparison.plans):
         found.append(
             "full: without waits of the host, as in prepared models; an H200 that waited took longer (docs/plan.md)."
         )

@@ -46,7 +46,7 @@ class Strategy:
     @property
     def compresses_between_nodes(self) -> bool:
         """Whether it compresses in two tiers, between nodes only."""
-        return self.wire is not None and self.wire.tiers == "two" and self.is_compressed
+        return self.wire is not None and not self.wire.is_flat and self.is_compressed
 
     @property
     def hybrid_sharded(self) -> bool:
@@ -70,7 +70,7 @@ class Strategy:
         if self.wire is None:
             return None
         bits = {"bits": str(self.wire.bits)} if self.wire.codec == "quant" else {}
-        weights = {"weights": self.wire.weights} if self.wire.weights != "plain" else {}
+        weights = {"weights": self.wire.weights} if self.wire.sends_differences else {}
         return {"codec": self.wire.codec, **bits, "tiers": self.wire.tiers, **weights, "units": "*"}
 
     def formula(self, world: RingFormula) -> Formula:

@@ -159,7 +159,7 @@ class IsthmusFormula:
                 return self._gather_weights(collective, num_nodes)
             return _gather(collective, num_nodes, collective.chunk_elements * collective.element_bytes)
         codec = self.codec_of(collective)
-        if self.options.tiers == "flat":
+        if self.options.is_flat:
             hops = self._reduce_flat(collective, rank, num_nodes, codec)
         else:
             hops = self._reduce_in_two_tiers(collective, num_nodes, codec)
@@ -189,13 +189,13 @@ class IsthmusFormula:
 
     def codec_of(self, collective: Collective) -> str:
         """The codec of a reduction over several nodes."""
-        exact_all_reduce = self.options.tiers == "flat" and collective.kind is Kind.ALL_REDUCE
+        exact_all_reduce = self.options.is_flat and collective.kind is Kind.ALL_REDUCE
         return self.options.codec if self._is_large(collective) and not exact_all_reduce else "none"
 
     def sends_differences(self, collective: Collective) -> bool:
         """Whether a gather sends what changed alone."""
         is_gather = collective.kind is Kind.ALL_GATHER and self.num_nodes(collective) > 1
-        return is_gather and self.options.weights == "delta" and self._is_large(collective)
+        return is_gather and self.options.sends_differences and self._is_large(collective)
 
     def _piece_bytes(self, collective: Collective, codec: str) -> int:
         return piece_bytes(collective.chunk_elements, collective.element_bytes, codec, self.options)

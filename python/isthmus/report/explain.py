@@ -9,9 +9,6 @@ from isthmus.report.statistics import stats
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-#: How the note begins of a group that has no two tiers.
-NO_TIERS = "no two-tier path"
-
 
 def explain(group: dist.ProcessGroup | None = None) -> str:
     """One line for each unit that was reduced in `group` (default: each group of the process, below its name).
@@ -41,14 +38,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 def why_exact(found: dict[str, Any]) -> str:
     """Why a group's reductions stayed exact, by its `isthmus.stats`, the most frequent reason first."""
-    no_tiers: list[str] = [note for note in found["notes"] if note.startswith(NO_TIERS)]
-    if no_tiers:
-        return no_tiers[0]
+    if found["one_tier"]:
+        return str(found["one_tier"])
     counted = sorted(found["exact_calls"].items(), key=lambda item: (-item[1], item[0]))
     if not counted:
         return "nothing was reduced yet, or nothing that is taken for a gradient"
-    notes = [note for note in found["notes"] if NO_TIERS not in note]
-    return "; ".join([*(f"{calls} calls: {reason}" for reason, calls in counted), *notes])
+    return "; ".join([*(f"{calls} calls: {reason}" for reason, calls in counted), *found["notes"]])
 
 
 def _explain_unit(unit: dict[str, Any]) -> str:

@@ -11,14 +11,9 @@ from isthmus.report.statistics import named_backends
 if TYPE_CHECKING:
     from isthmus import _C
 
-#: How a note begins that says why reductions of a backward pass stayed exact, and what to do.
-_EXACT = "exact reductions: "
-_TOO_SMALL = "below min_elements"
-
-_SPIKES = "residuals dropped: "
 _MOST_NAMES = 5
 
-Group = tuple["_C.Options", dict[str, Any]]  # options and `isthmus.stats`
+Group = tuple["_C.Backend", dict[str, Any]]  # with its `isthmus.stats`
 
 
 def missing() -> dict[str, str]:
@@ -28,39 +23,38 @@ def missing() -> dict[str, str]:
     options exclude, and exact first steps (``dense_steps``), are no such reason. That they send differences of weights.
     And that they treat the units that globs name: a mistyped one would change nothing, or leave everything exact.
     """
-    groups = [(backend.options, backend.stats()) for backend in named_backends().values()]
+    groups = [(backend, backend.stats()) for backend in named_backends().values()]
     texts = {"gradients": _gradients(groups), "weights": _weights(groups), "units": _unmatched_globs(groups)}
     return {subject: text for subject, text in texts.items() if text}
 
 
 def spikes() -> str:
     """Return what to do about residuals that were dropped after gradients far larger than before; "" if none were."""
-    for backend in named_backends().values():
-        for note in backend.stats()["notes"]:
-            if note.startswith(_SPIKES):
-                return str(note)
-    return ""
+    notes = (native.load().spikes_note(backend.stats()["codec"]["spikes"]) for backend in named_backends().values())
+    return next(filter(None, notes), "")
 
 
 def _gradients(groups: Sequence[Group]) -> str:
-    asked = [(options, found) for options, found in groups if options.codec != "none"]
+    asked = [(backend, found) for backend, found in groups if backend.options.codec != "none"]
     if any(found["compressed_calls"] for _, found in asked):
         return ""
-    reasons = [reason for options, found in asked for reason in _reasons(options, found)]
+    reasons = [reason for backend, _ in asked for reason in _reasons(backend)]
     return f"no gradient was compressed in the first two steps: {max(reasons)[1]}" if reasons else ""
 
 
-def _reasons(options: _C.Options, found: dict[str, Any]) -> Iterator[tuple[int, str]]:
+def _reasons(backend: _C.Backend) -> Iterator[tuple[int, str]]:
     """How many reductions stayed exact, and why."""
-    for note in found["notes"]:
-        if note.startswith(_EXACT):
-            yield int(note.removeprefix(_EXACT).split()[0]), note
-    if calls := found["exact_calls"].get(_TOO_SMALL):
-        yield calls, f"{_EXACT}{calls} of fewer elements than min_elements={options.min_elements}: set a smaller one"
+    core = native.load()
+    for reason, calls in backend.exact_calls().items():
+        if reason == core.Reason.TOO_SMALL:
+            least = backend.options.min_elements
+            yield calls, f"exact reductions: {calls} of fewer elements than min_elements={least}: set a smaller one"
+        elif note := core.exact_note(reason, calls):
+            yield calls, note
 
 
 def _weights(groups: Sequence[Group]) -> str:
-    asked = [found for options, found in groups if options.weights == "delta"]
+    asked = [found for backend, found in groups if backend.options.sends_differences]
     if not asked or any(found["weights"]["gathers"] for found in asked):
         return ""
     return (
@@ -74,7 +68,7 @@ def _unmatched_globs(groups: Sequence[Group]) -> str:
         {unit["name"] for _, found in groups for unit in found["units"] if unit["collective"] != "all_gather"}
     )
     complaints = []
-    for units in dict.fromkeys(options.units for options, _ in groups):
+    for units in dict.fromkeys(backend.options.units for backend, _ in groups):
         globs = [glob.strip() for glob in units.split(",")]
         unmatched = [glob for glob in globs if not any(_matches(glob.removeprefix("!"), name) for name in names)]
         if names and unmatched:

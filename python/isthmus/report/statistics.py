@@ -38,13 +38,13 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
-    elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed`` and
-    ``whole`` by reason, and the memory of replicas), ``peer_waits_s`` (by tier, on the CPU: for how long this rank
-    waited for messages of each other one), ``compressed_calls``, ``exact_calls`` (by reason),
+    elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed``, by node
+    ``differing`` and by reason ``whole``, and the memory of replicas), ``peer_waits_s`` (by tier, on the CPU: for how
+    long this rank waited for messages of each other one), ``compressed_calls``, ``exact_calls`` (by reason),
     ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``ran_s`` (seconds of calls in two tiers on the CPU),
     ``waited_s`` (those for which callers were blocked by them in ``Work.wait()``), ``units``, ``devices`` (from
-    ``collectives`` to ``units`` of each device alone: ``cpu``,
-    ``cuda:0``), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
+    ``collectives`` to ``units`` of each device alone: ``cpu``, ``cuda:0``), ``one_tier`` (why the group has no two
+    tiers, "" if it has), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
 
     ``units`` has a dict for each unit: ``name``, ``collective``, ``num_elements``, ``dtype``, ``calls``, ``codec``, its
     ``settings``, the ``reason`` for it where there is one, ``coded_elements`` and ``packet_bytes`` for other nodes,
@@ -119,6 +119,7 @@ def added(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
     total = {name: first[name] for name in ("node_map", "node_map_source", "options")}
     for name in _COUNTS:
         total[name] = sum_of([one[name] for one in each])
+    total["one_tier"] = first["one_tier"] if all(one["one_tier"] for one in each) else ""
     total["skipped_steps"] = max(one["skipped_steps"] for one in each)
     total["units"] = [unit | {"group": name} for name, one in groups.items() for unit in one["units"]]
     total["notes"] = [f"{name}: {note}" for name, one in groups.items() for note in one["notes"]]

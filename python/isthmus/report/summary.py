@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from isthmus.backends import options_without_effect
-from isthmus.report.explain import NO_TIERS, why_exact
+from isthmus.report.explain import why_exact
 from isthmus.report.statistics import named_backends, stats
 from isthmus.report.waits import in_words
 
@@ -105,7 +105,7 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
     if not found["compressed_calls"]:
         yield f"no gradient was compressed: {why_exact(found)}"
     else:
-        yield from (note for note in found["notes"] if NO_TIERS not in note)
+        yield from found["notes"]
     yield from hints
     coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
     loses_under_muon = any("bits=8" not in settings for settings in coded) and _trains_with_muon()
@@ -146,9 +146,8 @@ def _units(units: Sequence[dict[str, Any]]) -> Iterator[str]:
     alike: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for unit in units:
         what = "weights" if unit["collective"] == "all_gather" else unit["collective"]
-        reason = "" if unit["codec"] == "delta" or unit["reason"].startswith(unit["codec"]) else unit["reason"]
         settings = "exact" if unit["codec"] == "none" else unit["settings"] or unit["codec"]
-        alike.setdefault((what, settings, reason), []).append(unit)
+        alike.setdefault((what, settings, unit["reason"]), []).append(unit)
     lines = [_line_of(*key, own) for key, own in sorted(alike.items(), key=lambda item: -_elements(item[1]))]
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:

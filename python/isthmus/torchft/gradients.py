@@ -23,10 +23,10 @@ def gradient_of(tensor: torch.Tensor, caller: FrameType | None, should_quantize:
     """
     name = _name(caller) if caller is not None else ""
     if name:
-        return name, 0, "", 0, None
+        return name, 0, None, 0, None
     if tag := fsdp_hook_caller(tensor):
         return tag
-    return ("quantized", 0, "", 0, None) if should_quantize else None
+    return ("quantized", 0, None, 0, None) if should_quantize else None
 
 
 def _name(caller: FrameType) -> str:

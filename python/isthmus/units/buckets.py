@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,9 @@ from isthmus.units.models import Unit, bucket_unit
 from isthmus.units.owners import number_of
 from isthmus.units.prepared import Prepared
 
-FIRST_BUCKETS = "first two backward passes with these DDP buckets"
+if TYPE_CHECKING:
+    from isthmus import _C
+
 _PASSES_BEFORE_REBUILD = 2
 
 
@@ -43,7 +46,7 @@ class BucketReduction:
         self._group = module.process_group
         self._owner = number_of(module)
         self._mesh = getattr(module, "device_mesh", None)
-        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
+        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, _C.Reason | None]] = {}
         self.begin(prepared)
 
     def begin(self, prepared: Prepared) -> None:
@@ -74,21 +77,22 @@ class BucketReduction:
             core.pop_unit()
         return work.get_future().then(lambda _: gradients)
 
-    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
-        """Return the bucket's unit and layout, and why copies keep it exact; "" if they do not."""
+    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, _C.Reason | None]:
+        """Return the bucket's unit and layout, and why copies keep it exact; None if they do not."""
         if (index, tensors) not in self._layouts:
             unit = bucket_unit(index, [self._parameters[tensor] for tensor in tensors], self._group)
             self._layouts[index, tensors] = (unit, unit.layout(), why_bucket_is_exact(tensors, self._group, self._mesh))
         return self._layouts[index, tensors]
 
-    def _exact_until_settled(self, settled: set[tuple[str, int]], bucket: tuple[str, int]) -> str:
+    def _exact_until_settled(self, settled: set[tuple[str, int]], bucket: tuple[str, int]) -> _C.Reason | None:
         if bucket in settled:
-            return ""
+            return None
         self._passes[bucket] += 1
         if self._passes[bucket] <= _PASSES_BEFORE_REBUILD:
-            return FIRST_BUCKETS
+            reason: _C.Reason = native.load().Reason.FIRST_BUCKETS
+            return reason
         settled.add(bucket)
-        return ""
+        return None
 
 
 _bucket_reductions: weakref.WeakKeyDictionary[nn.Module, BucketReduction] = weakref.WeakKeyDictionary()

@@ -87,7 +87,7 @@ class UnitAllGather(_Collective):
         is_followed = prefetch is not None and prefetch.gathers(unit)
         group = companion_of(group) or group
         in_halves = output_tensor.is_cuda and _sends_differences(group)
-        self._core.push_unit(units_of_groups[unit].full_name, 0, "", number_of(unit), in_halves=in_halves)
+        self._core.push_unit(units_of_groups[unit].full_name, owner=number_of(unit), in_halves=in_halves)
         try:
             with self._behind_the_stream_of(output_tensor):
                 work: dist.Work | None = dist.all_gather_into_tensor(
@@ -117,7 +117,7 @@ class _Followed(dist.Work):
 
 def _sends_differences(group: dist.ProcessGroup) -> bool:
     backend = isthmus_backend(group)
-    return backend is not None and backend.options.weights == "delta"
+    return backend is not None and backend.options.sends_differences
 
 
 class UnitReduceScatter(_Collective):

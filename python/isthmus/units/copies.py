@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,20 +21,21 @@ from isthmus.backends import isthmus_backend
 from isthmus.group.notes import nodes_of
 from isthmus.units.models import ParamGroup, ShardedParam, replicate_group, shard_group
 
-OTHER_NODES = "groups that reduce copies of the parameters lie on nodes in another way"
+if TYPE_CHECKING:
+    from isthmus import _C
 
 
-def why_fsdp2_is_exact(group: ParamGroup) -> str:
-    """Return why copies keep FSDP2's unit exact, "" if they do not."""
+def why_fsdp2_is_exact(group: ParamGroup) -> _C.Reason | None:
+    """Return why copies keep FSDP2's unit exact, None if they do not."""
     split = {_is_split_elsewhere(group, param) or _is_marked_split(param.sharded_param) for param in group.fsdp_params}
     return _why_exact(split, (shard_group(group), replicate_group(group)), group.mesh_info.mesh)
 
 
-_why_flat_is_exact: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
+_why_flat_is_exact: MutableMapping[torch.Tensor, _C.Reason | None] = WeakIdKeyDictionary()
 
 
-def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> str:
-    """Return why copies keep FSDP1's flat parameter exact, "" if they do not. module: FSDP1's module or its state."""
+def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> _C.Reason | None:
+    """Return why copies keep FSDP1's flat parameter exact, None if they do not. module: FSDP1's module or its state."""
     if flat_parameter not in _why_flat_is_exact:
         specs = flat_parameter._param_extensions  # None for parameters that are not DTensors
         kept = flat_parameter._params or [None] * len(specs)  # with use_orig_params: the parameters as users made them
@@ -44,8 +45,8 @@ def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> str:
     return _why_flat_is_exact[flat_parameter]
 
 
-def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup, mesh: Any) -> str:
-    """Return why copies keep a bucket of DDP exact, "" if they do not.
+def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup, mesh: Any) -> _C.Reason | None:
+    """Return why copies keep a bucket of DDP exact, None if they do not.
 
     Recognises the tensors that torch makes from DTensors for DDP, and those that Megatron marks as split.
     """
@@ -53,15 +54,16 @@ def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessG
     return _why_exact(split, (group,), mesh)
 
 
-def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], mesh: Any) -> str:
+def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], mesh: Any) -> _C.Reason | None:
     """Return why. is_split: the values that its parameters have. mesh: of the ranks that reduce it, if there is one."""
+    reasons = native.load().Reason
     if len(is_split) > 1:
-        reason: str = native.load().REPLICAS
+        reason: _C.Reason = reasons.MIXED_COPIES
         return reason
     if True in is_split or mesh is None:
-        return ""
+        return None
     reduced_over = [group for group in groups if group is not None and isthmus_backend(group) is not None]
-    return "" if all(_is_alike_everywhere(group, mesh) for group in reduced_over) else OTHER_NODES
+    return None if all(_is_alike_everywhere(group, mesh) for group in reduced_over) else reasons.OTHER_NODES
 
 
 def _is_alike_everywhere(group: dist.ProcessGroup, mesh: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,8 +18,11 @@ from isthmus.units.models import ParamGroup, label_of, section_elements, shard_g
 from isthmus.units.owners import number_of
 from isthmus.units.prepared import units_of_groups
 
+if TYPE_CHECKING:
+    from isthmus import _C
+
 # The native module's form of a unit: name, layout, why it is exact, owner, sections.
-Tag = tuple[str, int, str, int, Any]
+Tag = tuple[str, int, "_C.Reason | None", int, Any]
 
 
 @dataclass
@@ -27,7 +30,7 @@ class _Known:
     """What is known about one of FSDP2's objects."""
 
     number: int
-    exact: str  # why copies keep its reductions exact, "" if they do not
+    exact: _C.Reason | None  # why copies keep its reductions exact
     sections: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by the indexes of parameters
 
 
@@ -38,10 +41,6 @@ def fsdp_hook_caller(tensor: torch.Tensor) -> Tag | None:
     """Return the unit of FSDP2 whose all-reduce hook reduces this shard, None if none does."""
     found = hooked_reduction_of(tensor)
     return tag_of(*found) if found is not None else None
-
-
-# Why a unit stays exact if some parameters have no gradients and the call's stack does not tell which.
-UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 
 def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tensor) -> Tag:
@@ -55,7 +54,7 @@ def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tenso
         found = reduction_of(output, input)
         if found is None or found[0] is not group:
             name, layout, _, owner, _ = tag
-            return name, layout, UNKNOWN_PARAMETERS, owner, None
+            return name, layout, native.load().Reason.UNKNOWN_SET, owner, None
         tag = tag_of(*found)
     return tag
 

@@ -270,7 +270,7 @@ def unit(name: str) -> Iterator[None]:
     if not name:
         raise ValueError("a unit needs a name")
     core = native.load()
-    core.push_unit(name, 0, "", by_user=True)
+    core.push_unit(name, by_user=True)
     try:
         yield
     finally:

@@ -18,10 +18,9 @@ from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import ParamGroup, Unit, bucket_unit
 
 if TYPE_CHECKING:
+    from isthmus import _C
     from isthmus.units.collectives import Replaced
     from isthmus.units.prefetch import Prefetch
-
-EXCLUDED = "excluded by prepare(units=...)"
 
 
 @dataclass
@@ -77,9 +76,10 @@ class Prepared:
         for names in taken:
             names.update({(self.base_name(name), self.number): owner for name, owner in owners.items()})
 
-    def exact_reason(self, unit_name: str) -> str:
-        """Return why a unit stays exact, "" if it does not."""
-        return "" if native.load().unit_is_compressed(self.patterns, unit_name) else EXCLUDED
+    def exact_reason(self, unit_name: str) -> _C.Reason | None:
+        """Return why a unit stays exact, None if it does not."""
+        core = native.load()
+        return None if core.unit_is_compressed(self.patterns, unit_name) else core.Reason.NOT_PREPARED
 
     def remember(self, layout: Layout) -> int:
         """Note that reductions have this layout; return its hash."""
@@ -111,7 +111,7 @@ class PreparedUnit:
     unit: Unit
     prepared: Prepared
     full_name: str
-    exact: str  # why its name keeps it exact, "" if it does not
+    exact: _C.Reason | None  # why its name keeps it exact
 
 
 units_of_groups: weakref.WeakKeyDictionary[ParamGroup, PreparedUnit] = weakref.WeakKeyDictionary()

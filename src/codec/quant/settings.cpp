@@ -21,7 +21,7 @@ int quant_bits(const Options& options) {
   return static_cast<int>(options.bits);
 }
 
-bool quant_keeps_residual(const Options& options) { return options.error_feedback == "on"; }
+bool quant_keeps_residual(const Options& options) { return options.error_feedback == ErrorFeedback::kOn; }
 
 QuantShape quant_shape(int64_t num_elements) {
   QuantShape shape;

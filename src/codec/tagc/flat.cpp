@@ -15,7 +15,7 @@ TagcFlat::TagcFlat(const Options& options, int world_size, TagcLimits limits)
     : settings_(options, limits), index_bits_(options.index_bits) {
   ISTHMUS_CHECK(OptionError, options.index_bits == 1 || options.index_bits == 4, "index_bits is ", options.index_bits,
                 ", must be 1 or 4");
-  ISTHMUS_CHECK(OptionError, options.cell_type == "fp32", "cell_type is ", options.cell_type,
+  ISTHMUS_CHECK(OptionError, settings_.cell_type == kernels::CellType::kFloat32, "cell_type is ", options.cell_type,
                 ", must be fp32 with tiers=flat, where sums of several ranks are merged in a cell");
   ISTHMUS_CHECK(OptionError, options.ratio != 0,
                 "ratio is 0, rows by load: must be 1 to 64 with tiers=flat, where the load depends on all ranks");

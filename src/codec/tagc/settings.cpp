@@ -26,11 +26,8 @@ constexpr double kKeysOfRow = .8;
 constexpr double kSpreads = 4;    // standard deviations allowed for, because columns differ in their keys
 constexpr double kSpareRows = 6;  // for sketches of few rows, where blocks share all three rows
 
-CellType cell_type_of(const std::string& name) {
-  return name == "bf16"   ? CellType::kBFloat16
-         : name == "fp16" ? CellType::kFloat16
-         : name == "int8" ? CellType::kInt8
-                          : CellType::kFloat32;
+CellType cell_type_of(const std::string& word) {
+  return static_cast<CellType>(std::ranges::find(kCellTypes, word) - kCellTypes.begin());
 }
 
 // As many rows as let all but a small share of the kept elements peel: docs/tagc.md, "Rows by load".
@@ -58,7 +55,7 @@ TagcShape shape_with_blocks(const TagcSettings& settings, int64_t num_elements, 
 TagcSettings::TagcSettings(const Options& options, TagcLimits its_limits)
     : ratio(options.ratio), sparsity(options.sparsity), cell_type(cell_type_of(options.cell_type)), limits(its_limits) {
   options.validate();
-  ISTHMUS_CHECK(OptionError, options.error_feedback != "off",
+  ISTHMUS_CHECK(OptionError, options.error_feedback != ErrorFeedback::kOff,
                 "error_feedback is off, must be codec or on with tagc, which drops most of a gradient in each step");
 }
 

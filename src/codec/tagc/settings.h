@@ -1,6 +1,7 @@
 // Settings, shapes, seeds and scratch memory of codec `tagc`, which its two forms share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "kernels/tagc/layout.h"
 
 namespace isthmus {
+
+// The words of option cell_type, in the order of kernels::CellType.
+inline constexpr std::array kCellTypes = {"fp32", "bf16", "fp16", "int8"};
 
 // Tests set these to reach boundaries with few elements.
 struct TagcLimits {

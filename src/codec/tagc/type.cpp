@@ -3,6 +3,7 @@
 #include "codec/registry.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
+#include "codec/tagc/settings.h"
 
 namespace isthmus {
 namespace {
@@ -18,7 +19,7 @@ std::vector<CodecOption> tagc_options() {
       {.field = rows::number_field(
            "ratio", &Options::ratio, "1 to 64, or 0",
            "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
-      {.field = rows::choice_field("cell_type", &Options::cell_type, {"fp32", "bf16", "fp16", "int8"},
+      {.field = rows::choice_field("cell_type", &Options::cell_type, {kCellTypes.begin(), kCellTypes.end()},
                                    "What the cells of a sketch hold.")},
       {.field = rows::number_field("index_bits", &Options::index_bits, "1 or 4",
                                    "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",

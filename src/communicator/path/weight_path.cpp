@@ -13,9 +13,6 @@
 namespace isthmus {
 namespace {
 
-constexpr const char* kAboveMaxUnits = "more than max_units units";
-constexpr const char* kInGraph = "in a CUDA graph";
-
 bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
 
 // headers: by node. Throws PacketError if one is corrupt, or they do not belong to one gather of a shard like this.
@@ -46,26 +43,27 @@ void check_headers(const std::vector<WeightHeader>& headers, ConstBuffer shard) 
   }
 }
 
-// Names the nodes whose replicas differ from most nodes' ones; empty: all compared replicas are equal.
-std::string differing_replicas(const std::vector<WeightHeader>& headers) {
-  // The report takes the most frequent replica for the right one; all replicas are replaced anyway.
+// Whether replicas differ, and counts the nodes whose ones are not what most nodes have.
+std::optional<Reason> compare_replicas(const std::vector<WeightHeader>& headers, std::map<int, int64_t>& differing) {
+  // The most frequent replica is taken for the right one; all replicas are replaced anyway.
   std::map<uint64_t, size_t> nodes_with;
   for (const WeightHeader& header : headers) {
     ++nodes_with[header.replica_checksum];
   }
   if (nodes_with.size() == 1) {
-    return "";
+    return std::nullopt;
   }
   const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
   const auto [usual, most] = *std::max_element(nodes_with.begin(), nodes_with.end(), fewer);
   if (2 * most <= headers.size()) {
-    return "replicas had other bits on each node";
+    return Reason::kReplicasDiffer;
   }
-  std::string nodes;
   for (const WeightHeader& header : headers) {
-    nodes += header.replica_checksum == usual ? "" : (nodes.empty() ? "" : ", ") + std::to_string(header.sender);
+    if (header.replica_checksum != usual) {
+      ++differing[header.sender];
+    }
   }
-  return "the replica of node " + nodes + " had other bits than the others'";
+  return Reason::kReplicaDiffers;
 }
 
 }  // namespace
@@ -116,8 +114,8 @@ void WeightPath::begin(const std::shared_ptr<GatherUnderWay>& gather) {
 }
 
 void WeightPath::gather_whole_in_graph(GatherUnderWay& gather) const {
-  gather.run->weights.whole[kInGraph] = 1;
-  gather.run->reason = kInGraph;
+  gather.run->reason = Reason::kInGraph;
+  gather.run->weights.whole[Reason::kInGraph] = 1;
   path_.all_gather(*gather.run, gather.shard, gather.gathered);
 }
 
@@ -196,8 +194,8 @@ void WeightPath::finish(GatherUnderWay& gather) {
   check_headers(headers, gather.shard);
   cross(gather, headers);
   if (replica.memory == nullptr) {
-    run.weights.whole = {{kAboveMaxUnits, 1}};
-    run.reason = "above max_units weights cross whole";
+    run.reason = Reason::kTooManyUnits;
+    run.weights.whole = {{Reason::kTooManyUnits, 1}};
   } else {
     run.as_differences = true;
   }
@@ -210,12 +208,12 @@ void WeightPath::finish(GatherUnderWay& gather) {
 void WeightPath::cross(GatherUnderWay& gather, const std::vector<WeightHeader>& headers) {
   Run& run = *gather.run;
   Replica& replica = *gather.replica;
-  const std::string whole = why_whole(run, headers);
-  run.weights.unchanged = whole.empty() && !has_changed(headers[static_cast<size_t>(tiers_.node())]) ? 1 : 0;
+  const std::optional<Reason> whole = why_whole(run, headers);
+  run.weights.unchanged = !whole && !has_changed(headers[static_cast<size_t>(tiers_.node())]) ? 1 : 0;
   replica.is_valid = false;  // until every shard has been updated
-  if (!whole.empty()) {
+  if (whole) {
     gather_whole(run, gather.shard, replica);
-    ++run.weights.whole[whole];
+    ++run.weights.whole[*whole];
   } else {
     run.coded_elements = (tiers_.num_nodes() - 1) * gather.shard.num_elements;
     if (std::any_of(headers.begin(), headers.end(), has_changed)) {
@@ -229,15 +227,14 @@ void WeightPath::cross(GatherUnderWay& gather, const std::vector<WeightHeader>& 
   ++replica.gathers;
 }
 
-std::string WeightPath::why_whole(Run& run, const std::vector<WeightHeader>& headers) const {
+std::optional<Reason> WeightPath::why_whole(Run& run, const std::vector<WeightHeader>& headers) const {
   const auto lacks_replica = [](const WeightHeader& header) { return header.has_replica == 0; };
   if (std::any_of(headers.begin(), headers.end(), lacks_replica)) {
-    return lacks_replica(headers[static_cast<size_t>(tiers_.node())]) ? "the first gather"
-                                                                      : "another rank has no replica";
+    return lacks_replica(headers[static_cast<size_t>(tiers_.node())]) ? Reason::kFirstGather : Reason::kNoReplica;
   }
-  std::string differing = differing_replicas(headers);
-  run.weights.healed += differing.empty() ? 0 : 1;
-  return differing;
+  const std::optional<Reason> differ = compare_replicas(headers, run.weights.differing);
+  run.weights.healed += differ ? 1 : 0;
+  return differ;
 }
 
 void WeightPath::gather_whole(Run& run, ConstBuffer shard, const Replica& replica) const {

@@ -63,8 +63,8 @@ class WeightPath {
   void encode(GatherUnderWay& gather);
   void exchange_headers(GatherUnderWay& gather);
   void cross(GatherUnderWay& gather, const std::vector<WeightHeader>& headers);
-  // Why the shards cross whole, the same on all ranks; empty: their differences cross.
-  std::string why_whole(Run& run, const std::vector<WeightHeader>& headers) const;
+  // Why the shards cross whole; nothing: their differences cross. All ranks decide alike.
+  std::optional<Reason> why_whole(Run& run, const std::vector<WeightHeader>& headers) const;
   void gather_whole(Run& run, ConstBuffer shard, const Replica& replica) const;
   void gather_packets(GatherUnderWay& gather, const std::vector<WeightHeader>& headers);
   void release_abandoned();

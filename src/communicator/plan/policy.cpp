@@ -44,11 +44,11 @@ bool unit_is_compressed(const std::string& units, const std::string& name) {
 
 bool is_large(const Options& options, int64_t num_elements) { return num_elements >= options.min_elements; }
 
-const char* why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements) {
+std::optional<Reason> why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements) {
   if (!is_large(options, num_elements)) {
-    return kTooSmall;
+    return Reason::kTooSmall;
   }
-  return unit_is_compressed(options.units, name) ? nullptr : "excluded by policy (units)";
+  return unit_is_compressed(options.units, name) ? std::nullopt : std::optional(Reason::kExcluded);
 }
 
 }  // namespace isthmus

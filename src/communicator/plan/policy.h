@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/option_rows.h"
+#include "isthmus/reason.h"
 
 namespace isthmus {
 
@@ -19,10 +21,8 @@ bool unit_is_compressed(const std::string& units, const std::string& name);
 
 // Whether a collective with so many elements (whole input; for a gather output) takes two tiers.
 bool is_large(const Options& options, int64_t num_elements);
-// Why a collective that is not large stays exact.
-inline constexpr const char* kTooSmall = "below min_elements";
 
-// Why the options leave a unit exact, as a string literal; null: they allow compression.
-const char* why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements);
+// Why the options leave a unit exact; nothing: they allow compression.
+std::optional<Reason> why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements);
 
 }  // namespace isthmus

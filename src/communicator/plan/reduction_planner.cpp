@@ -33,10 +33,10 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction,
   plan.key = &key;
   plan.scale = reduction.scale * divisor;
   plan.why_exact = exact_reason(reduction);
-  if (plan.why_exact == nullptr) {
+  if (!plan.why_exact) {
     const bool can_ask = device_.capture(run.tail()) == 0;
     plan.unit = units_.find_or_add(key, num_reductions_, can_ask ? on_all : SetOnAllRanks());
-    plan.why_exact = plan.unit == nullptr ? "more than max_units units" : nullptr;
+    plan.why_exact = plan.unit == nullptr ? std::optional(Reason::kTooManyUnits) : std::nullopt;
   } else if (may_drain(run, reduction)) {
     plan.unit = units_.find_with_residual(key, num_reductions_);
   }
@@ -67,7 +67,7 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
   plan.codec = unit.codecs.pieces;
   plan.result_codec = unit.codecs.result;
   plan.tagc_flat = unit.codecs.flat;
-  const bool is_coded = plan.why_exact == nullptr;
+  const bool is_coded = plan.is_lossy();
   const bool keeps_residual = is_coded && (flat() ? plan.tagc_flat != nullptr : plan.codec->keeps_residual());
   const bool must_not_keep = keeps_residual && !key.may_keep_residual;
   follow_key(unit, key, keeps_residual && key.may_keep_residual);
@@ -77,11 +77,11 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
     plan.codec = &plain_codec(key.dtype, num_summands);
     plan.result_codec = &plain_codec(key.dtype, 1);
     plan.tagc_flat = nullptr;
-    plan.why_exact = plan.drains     ? "takes the residual along"  // once
-                     : must_not_keep ? kWhoseResidual
+    plan.why_exact = plan.drains     ? Reason::kTakesResidual  // once
+                     : must_not_keep ? Reason::kWhoseResidual
                                      : plan.why_exact;
-  } else if (!unit.settings.is_lossy()) {
-    plan.why_exact = *unit.is_dense ? "dense start" : "codec none";
+  } else if (*unit.is_dense) {
+    plan.why_exact = Reason::kDenseStart;
   }
   plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
                   steps_in(plan.step) % static_cast<uint64_t>(options_.error_interval) == 0;
@@ -130,29 +130,29 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
   }
 }
 
-// The first reason that holds, in this order; null: there is none.
-const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
+// The first reason that holds, in this order; nothing: there is none.
+std::optional<Reason> ReductionPlanner::exact_reason(const Reduction& reduction) const {
   const UnitKey& key = reduction.unit;
   if (!options_.is_lossy()) {
-    return "codec none";
+    return Reason::kCodecNone;
   }
-  if (reduction.why_exact != nullptr) {
+  if (reduction.why_exact) {
     return reduction.why_exact;
   }
   if (tiers_.num_nodes() == 1) {
-    return "one node";
+    return Reason::kOneNode;
   }
   if (key.dtype == DataType::kFloat64) {
-    return "float64";
+    return Reason::kFloat64;
   }
   if (key.num_elements == 0) {
-    return "empty";
+    return Reason::kEmpty;
   }
   if (reduction.scale == 0 || !std::isfinite(reduction.scale)) {
-    return "scale is zero or not finite";  // a residual cannot be rescaled for it
+    return Reason::kBadScale;
   }
   if (flat() && key.collective == Collective::kAllReduce) {
-    return "all-reduce in a single tier";
+    return Reason::kFlatAllReduce;
   }
   return why_policy_is_exact(options_, key.name, key.num_elements);
 }
@@ -160,7 +160,7 @@ const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
 // Refuses what a graph would repeat at every replay: a new unit, whose residual would begin with zeros, a unit with a
 // new scale, whose residual would be scaled, and a step in a single tier, which seeds its sketch.
 void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) const {
-  if (device_.capture(caller) == 0 || exact_reason(reduction) != nullptr) {
+  if (device_.capture(caller) == 0 || exact_reason(reduction)) {
     return;
   }
   const UnitKey& key = reduction.unit;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -44,7 +45,7 @@ class ReductionPlanner {
   bool may_drain(const Run& run, const Reduction& reduction) const;
   void plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan);
   void follow_start(Unit& unit, const UnitKey& key, int num_summands);
-  const char* exact_reason(const Reduction& reduction) const;
+  std::optional<Reason> exact_reason(const Reduction& reduction) const;
   Codec& codec(const Options& settings, DataType dtype, int num_summands);
   Codec& plain_codec(DataType dtype, int num_summands);
   TagcFlat& tagc_flat(const Options& settings);

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <optional>
-#include <string>
 
 #include "communicator/run/scratch.h"
 #include "communicator/run/statistics.h"
@@ -62,10 +61,10 @@ class Run {
   CodecCounts codec_counts;
   WeightStats weights;
   PeerWaits peer_waits;
-  bool as_differences = false;  // whether weights crossed as differences
-  std::string reason;           // why weights crossed as they did; empty: the options say so
-  int64_t coded_elements = 0;   // elements of pieces that became packets for other nodes
-  int64_t packet_bytes = 0;     // of those packets
+  bool as_differences = false;   // whether weights crossed as differences
+  std::optional<Reason> reason;  // why they did not
+  int64_t coded_elements = 0;    // elements of pieces that became packets for other nodes
+  int64_t packet_bytes = 0;      // of those packets
 
  private:
   friend class Step;

@@ -14,8 +14,8 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey
   stats_.codec += run.codec_counts;
   stats_.peer_waits += run.peer_waits;
   if (plan != nullptr) {
-    if (plan->why_exact != nullptr) {
-      ++stats_.exact_calls[plan->why_exact];
+    if (plan->why_exact) {
+      ++stats_.exact_calls[*plan->why_exact];
     } else {
       ++stats_.compressed_calls;
     }
@@ -59,7 +59,7 @@ void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
   UnitStats& stats = record->stats;
   stats.codec = plan.codec->name();
   stats.settings = plan.unit != nullptr ? plan.unit->settings.codec_settings() : "";
-  stats.reason = plan.why_exact == nullptr ? "" : plan.why_exact;
+  stats.reason = plan.why_exact;
   if (plan.unit != nullptr && plan.unit->error != nullptr) {
     record->error = plan.unit->error;
   }

@@ -77,9 +77,7 @@ BackendStats BackendIsthmus::stats() {
   group_.process.require_this();
   BackendStats stats = assemble(group_, sides_.all(), counters_);
   stats.node_map_source = node_map_source_;
-  isthmus::Options options = group_.options;
-  options.gradients = recogniser_.gradients();
-  stats.options = options.to_string();
+  stats.options = group_.options.to_string();
   return stats;
 }
 
@@ -89,11 +87,6 @@ void BackendIsthmus::reset_stats() {
   for (Side* side : sides_.all()) {
     side->reset_stats();
   }
-}
-
-void BackendIsthmus::set_gradients(const std::string& mode) {
-  group_.process.require_this();
-  recogniser_.set_gradients(mode);
 }
 
 BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,

@@ -79,8 +79,6 @@ class BackendIsthmus final : public c10d::Backend {
   bool beyond_job() const { return beyond_job_; }
   // The state of units, for checkpoints and loss scales.
   DeviceUnits& units() { return units_; }
-  // Sets the option `gradients` of this group from now on. Every rank calls this at the same place.
-  void set_gradients(const std::string& mode);
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }

@@ -80,7 +80,7 @@ WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::
 
 WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
   Side& side = arrived("allreduce_sparse", tensors);
-  counters_.count_exact("a sparse all-reduce");
+  counters_.count_exact(Reason::kSparse);
   return calls_.forward(side, [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
 }
 
@@ -129,7 +129,7 @@ WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::Red
 WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                        const c10d::ReduceScatterOptions& options) {
   Side& side = arrived("reduce_scatter", outputs);
-  counters_.count_exact("a reduce-scatter of lists");
+  counters_.count_exact(Reason::kLists);
   std::vector<std::vector<at::Tensor>> products;
   for (const auto& list : inputs) {
     auto& product = products.emplace_back();

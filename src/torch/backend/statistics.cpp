@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "isthmus/error.h"
-#include "torch/units/gradient_recogniser.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -18,9 +17,7 @@ void add(const Stats& device, Stats& total) {
   total.weights += device.weights;
   total.peer_waits += device.peer_waits;
   total.compressed_calls += device.compressed_calls;
-  for (const auto& [reason, calls] : device.exact_calls) {
-    total.exact_calls[reason] += calls;
-  }
+  add_counts(device.exact_calls, total.exact_calls);
   total.skipped_steps = std::max(total.skipped_steps, device.skipped_steps);
   total.num_units += device.num_units;
   total.residual_bytes += device.residual_bytes;
@@ -29,50 +26,50 @@ void add(const Stats& device, Stats& total) {
   total.units.insert(device.units.begin(), device.units.end());
 }
 
-std::vector<std::string> notes_on(const Group& group, const BackendStats& stats) {
-  if (!group.two_tier()) {
-    return {"no two-tier path: it needs several nodes with equally many ranks, and this group has " +
-            group.map.to_string()};
-  }
+std::vector<std::string> notes_on(const BackendStats& stats) {
   std::vector<std::string> notes;
   if (!stats.devices.contains("cpu")) {
     notes.emplace_back("shut down");
   }
-  const auto explain_exact = [&](const char* reason, const char* explanation) {
-    const auto found = stats.path.exact_calls.find(reason);
-    if (found != stats.path.exact_calls.end()) {
-      notes.push_back(detail::concatenate("exact reductions: ", found->second, ' ', explanation));
-    }
-  };
-  explain_exact(kUnlabelled,
-                "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
-                "gradients=\"backward\" if all reductions in backward passes of this group are (compiled graphs need "
-                "that)");
-  explain_exact(kReplicas,
-                "of units in which tensor parallelism splits some parameters and copies others: give those that it "
-                "copies (norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])");
-  explain_exact(kWhoseResidual,
-                "in backward passes, because nothing says whose gradients they are, and another's residual must not be "
-                "added to them: call isthmus.prepare(model), or take a codec that keeps none (quant)");
-  explain_exact(kMayHoldCopies,
-                "in backward passes, because nothing says whose gradients they are: ranks outside of this group may "
-                "reduce copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
-                "isthmus.prepare(model)");
-  explain_exact(
-      kNotFsdps,
-      "inside of FSDP's reduction that hooks of yours made (an optimizer in the backward pass), which is as it "
-      "should be. If there are no such hooks, do not compile the backward pass, or report the version of "
-      "torch");
-  if (stats.path.codec.spikes > 0) {
-    notes.push_back(detail::concatenate(
-        "residuals dropped: ", stats.path.codec.spikes,
-        " times, as gradients were far larger than before. If the program throws such steps away, let it call "
-        "isthmus.begin_step(model) and isthmus.skip_step(model)"));
+  for (const auto& [reason, calls] : stats.path.exact_calls) {
+    notes.push_back(exact_note(reason, calls));
   }
+  notes.push_back(spikes_note(stats.path.codec.spikes));
+  std::erase(notes, "");
   return notes;
 }
 
 }  // namespace
+
+std::string exact_note(Reason reason, int64_t calls) {
+  static const std::map<Reason, const char*> texts = {
+      {Reason::kNotLabelled,
+       "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
+       "gradients=\"backward\" if all reductions in backward passes of this group are (compiled graphs need that)"},
+      {Reason::kMixedCopies,
+       "of units in which tensor parallelism splits some parameters and copies others: give those that it copies "
+       "(norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])"},
+      {Reason::kWhoseResidual,
+       "in backward passes, because nothing says whose gradients they are, and another's residual must not be added to "
+       "them: call isthmus.prepare(model), or take a codec that keeps none (quant)"},
+      {Reason::kMayHoldCopies,
+       "in backward passes, because nothing says whose gradients they are: ranks outside of this group may reduce "
+       "copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
+       "isthmus.prepare(model)"},
+      {Reason::kNotFsdps,
+       "inside of FSDP's reduction that hooks of yours made (an optimizer in the backward pass), which is as it should "
+       "be. If there are no such hooks, do not compile the backward pass, or report the version of torch"}};
+  const auto found = texts.find(reason);
+  return found == texts.end() ? "" : detail::concatenate("exact reductions: ", calls, ' ', found->second);
+}
+
+std::string spikes_note(int64_t spikes) {
+  return spikes == 0 ? ""
+                     : detail::concatenate("residuals dropped: ", spikes,
+                                           " times, as gradients were far larger than before. If the program throws "
+                                           "such steps away, let it call isthmus.begin_step(model) and "
+                                           "isthmus.skip_step(model)");
+}
 
 BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters) {
   BackendStats stats;
@@ -88,10 +85,13 @@ BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const
       stats.devices[device->device] = std::move(device->path);
     }
   }
-  for (const auto& [reason, calls] : counts.exact_calls) {
-    stats.path.exact_calls[reason] += calls;
+  add_counts(counts.exact_calls, stats.path.exact_calls);
+  if (!group.two_tier()) {
+    stats.one_tier =
+        "no two-tier path: it needs several nodes with equally many ranks, and this group has " + stats.node_map;
+    return stats;
   }
-  stats.notes = notes_on(group, stats);
+  stats.notes = notes_on(stats);
   return stats;
 }
 

@@ -24,8 +24,14 @@ struct BackendStats {
   std::map<uint64_t, std::string> dtypes;         // element types of units, by UnitKey::hash()
   double ran_s = 0;                               // see SideStats
   double waited_s = 0;
+  std::string one_tier;  // why the group has no two tiers; empty: it has
   std::vector<std::string> notes;
 };
+
+// What to do about reductions that stayed exact; empty: nothing.
+std::string exact_note(Reason reason, int64_t calls);
+// What to do about residuals that were dropped; empty: none was.
+std::string spikes_note(int64_t spikes);
 
 // Fills in all but the source of the node map and the options.
 BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters);

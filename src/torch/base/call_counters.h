@@ -6,6 +6,8 @@
 #include <mutex>
 #include <string>
 
+#include "isthmus/reason.h"
+
 namespace isthmus::torch_backend {
 
 // Any thread may call any method. One lock guards all counters; nothing else is locked under it.
@@ -25,8 +27,8 @@ class CallCounters {
     const std::lock_guard lock(mutex_);
     ++counts_.calls[call];
   }
-  // Counts a reduction that goes to the world backend, by its reason.
-  void count_exact(const char* reason) {
+  // Counts a reduction that goes to the world backend.
+  void count_exact(Reason reason) {
     const std::lock_guard lock(mutex_);
     ++counts_.exact_calls[reason];
   }
@@ -39,7 +41,7 @@ class CallCounters {
 
   struct Counts {
     std::map<std::string, int64_t> calls;
-    std::map<std::string, int64_t> exact_calls;
+    std::map<Reason, int64_t> exact_calls;
     std::map<uint64_t, std::string> dtypes;  // of units, by UnitKey::hash()
   };
   Counts counts() const {

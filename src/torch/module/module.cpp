@@ -67,7 +67,9 @@ void set_field(BackendOptions& options, const OptionField& field, const std::str
 
 void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const OptionField& field) {
   const auto get = [&field](const BackendOptions& options) {
-    return std::visit([&options](auto member) { return py::cast(options.values.*member); }, field.member);
+    return field.choices.empty()
+               ? std::visit([&options](auto member) { return py::cast(options.values.*member); }, field.member)
+               : py::cast(field.get(options.values));
   };
   const auto set = [&field](BackendOptions& options, py::handle value) {
     set_field(options, field, option_text(field, value));
@@ -160,6 +162,10 @@ void bind_options(py::module_& module) {
              return py::isinstance<BackendOptions>(other) &&
                     other.cast<const BackendOptions&>().values.to_string() == options.values.to_string();
            })
+      .def_property_readonly("is_flat", [](const BackendOptions& own) { return own.values.is_flat(); })
+      .def_property_readonly("sends_differences",
+                             [](const BackendOptions& own) { return own.values.sends_differences(); })
+      .def_property_readonly("uses_mpi", [](const BackendOptions& own) { return own.values.uses_mpi(); })
       .def("_without_effect", &without_effect,
            "Of each option that was set and that the codec does not look at: name, value, codecs that do.")
       .def("__copy__", &copy_options)
@@ -196,14 +202,22 @@ std::optional<double> ratio(double part, double whole) {
   return whole > 0 ? std::optional(part / whole) : std::nullopt;
 }
 
+std::map<std::string, int64_t> by_text(const std::map<Reason, int64_t>& counted) {
+  std::map<std::string, int64_t> counts;
+  for (const auto& [reason, count] : counted) {
+    counts.emplace(to_string(reason), count);
+  }
+  return counts;
+}
+
 py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
   using namespace py::literals;
   const double packet_bits = 8.0 * static_cast<double>(unit.packet_bytes);
   return py::dict("name"_a = unit.name, "collective"_a = to_string(unit.collective),
                   "num_elements"_a = unit.num_elements, "dtype"_a = dtype, "codec"_a = unit.codec,
-                  "settings"_a = unit.settings, "reason"_a = unit.reason, "calls"_a = unit.calls,
-                  "coded_elements"_a = unit.coded_elements, "unchanged_calls"_a = unit.unchanged_calls,
-                  "packet_bytes"_a = unit.packet_bytes,
+                  "settings"_a = unit.settings, "reason"_a = unit.reason ? to_string(*unit.reason) : "",
+                  "calls"_a = unit.calls, "coded_elements"_a = unit.coded_elements,
+                  "unchanged_calls"_a = unit.unchanged_calls, "packet_bytes"_a = unit.packet_bytes,
                   "bits_per_element"_a = ratio(packet_bits, static_cast<double>(unit.coded_elements)),
                   "relative_squared_error"_a = ratio(unit.dropped_squares, unit.given_squares));
 }
@@ -211,7 +225,8 @@ py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
 py::dict to_dict(const WeightStats& weights) {
   using namespace py::literals;
   return py::dict("gathers"_a = weights.gathers, "unchanged"_a = weights.unchanged, "healed"_a = weights.healed,
-                  "whole"_a = weights.whole, "replica_bytes"_a = weights.replica_bytes);
+                  "differing"_a = weights.differing, "whole"_a = by_text(weights.whole),
+                  "replica_bytes"_a = weights.replica_bytes);
 }
 
 py::dict to_dict(const PeerWaits& waits) {
@@ -232,7 +247,7 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
   }
   return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec), "weights"_a = to_dict(path.weights),
                   "peer_waits_s"_a = to_dict(path.peer_waits), "compressed_calls"_a = path.compressed_calls,
-                  "exact_calls"_a = path.exact_calls, "skipped_steps"_a = path.skipped_steps,
+                  "exact_calls"_a = by_text(path.exact_calls), "skipped_steps"_a = path.skipped_steps,
                   "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
                   "dropped_residuals"_a = path.dropped_residuals, "scratch_bytes"_a = path.scratch_bytes,
                   "units"_a = units);
@@ -247,7 +262,7 @@ py::dict to_dict(const BackendStats& stats) {
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
                   "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path, stats.dtypes),
                   "ran_s"_a = stats.ran_s, "waited_s"_a = stats.waited_s, "devices"_a = devices,
-                  "notes"_a = stats.notes);
+                  "one_tier"_a = stats.one_tier, "notes"_a = stats.notes);
 }
 
 BackendStats stats_without_gil(BackendIsthmus& backend) {
@@ -287,6 +302,7 @@ void bind_backend(py::module_& module) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
                              })
       .def("stats", [](BackendIsthmus& backend) { return to_dict(stats_without_gil(backend)); })
+      .def("exact_calls", [](BackendIsthmus& backend) { return stats_without_gil(backend).path.exact_calls; })
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
       .def_property_readonly("failure", &BackendIsthmus::failure)
       // With NCCL, ranks outside a new group take part in making it; here they do nothing.
@@ -296,6 +312,16 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("global_ranks", &BackendIsthmus::global_ranks)
       .def_property_readonly("beyond_job", &BackendIsthmus::beyond_job);
   bind_units(module, type);
+}
+
+void bind_reasons(py::module_& module) {
+  py::enum_<Reason> type(module, "Reason", "Why something was not compressed.");
+#define ISTHMUS_VALUE(name, python, text) type.value(#python, Reason::name);
+  ISTHMUS_REASONS(ISTHMUS_VALUE)
+#undef ISTHMUS_VALUE
+  type.def_property_readonly("text", [](Reason reason) { return to_string(reason); });
+  module.def("exact_note", &exact_note);
+  module.def("spikes_note", &spikes_note);
 }
 
 void bind_errors(py::module_& module) {
@@ -405,6 +431,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("PACKET_VERSION") = PacketHeader::kVersion;
   module.attr("WEIGHT_HEADER_BYTES") = sizeof(WeightHeader);
   bind_errors(module);
+  bind_reasons(module);
   bind_options(module);
   bind_backend(module);
   bind_functions(module);

@@ -27,15 +27,11 @@ auto named(const Values& values, const std::string& text, const char* what) {
 
 using SectionsPtr = std::shared_ptr<Sections>;
 
-UnitTag make_tag(std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections) {
-  return {std::move(name), layout, interned(exact), owner, std::move(sections)};
-}
-
 // Makes a tag from Python's tuple of name, layout, exact, owner, sections.
 UnitTag tag_from(const py::object& answer) {
   auto [name, layout, exact, owner, sections] =
-      answer.cast<std::tuple<std::string, uint64_t, std::string, uint64_t, SectionsPtr>>();
-  return make_tag(std::move(name), layout, exact, owner, std::move(sections));
+      answer.cast<std::tuple<std::string, uint64_t, std::optional<Reason>, uint64_t, SectionsPtr>>();
+  return {std::move(name), layout, exact, owner, std::move(sections)};
 }
 
 SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
@@ -156,17 +152,16 @@ void bind_tags(py::module_& module) {
       .def(py::init(&make_sections), "pairs"_a)
       .def_property_readonly("row_elements", &Sections::row_elements)
       .def_property_readonly("hash", &Sections::hash);
-  module.attr("REPLICAS") = kReplicas;
   module.def(
       "push_unit",
-      [](std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections,
+      [](std::string name, uint64_t layout, std::optional<Reason> exact, uint64_t owner, SectionsPtr sections,
          bool by_user, bool in_halves) {
-        push_unit({make_tag(std::move(name), layout, exact, owner, std::move(sections)), by_user, in_halves, {}});
+        push_unit({{std::move(name), layout, exact, owner, std::move(sections)}, by_user, in_halves, {}});
       },
-      "name"_a, "layout"_a, "exact"_a, "owner"_a = 0, "sections"_a = SectionsPtr(), "by_user"_a = false,
-      "in_halves"_a = false,
+      "name"_a, "layout"_a = 0, "exact"_a = py::none(), "owner"_a = 0, "sections"_a = SectionsPtr(),
+      "by_user"_a = false, "in_halves"_a = false,
       "Reductions of this thread are gradients of this unit, and gathers its weights, until pop_unit(). layout: 0 if "
-      "unknown. exact: why the unit must stay exact; empty if it need not. owner: a number of what reduces, 0 if "
+      "unknown. exact: why the unit must stay exact; None if it need not. owner: a number of what reduces, 0 if "
       "unknown. sections: of FSDP2. by_user: what FSDP reduces and gathers meanwhile is FSDP's, and several reductions "
       "of one shape are units of their own. in_halves: of a gather on a GPU the Work's wait() does the second half, in "
       "an order that is equal on all ranks.");
@@ -183,8 +178,8 @@ void bind_tags(py::module_& module) {
       "they begin behind the current stream.");
   module.def(
       "name_parameter",
-      [](const at::Tensor& parameter, std::string name, uint64_t layout, const std::string& exact, uint64_t owner) {
-        name_parameter(parameter, make_tag(std::move(name), layout, exact, owner, nullptr));
+      [](const at::Tensor& parameter, std::string name, uint64_t layout, std::optional<Reason> exact, uint64_t owner) {
+        name_parameter(parameter, {std::move(name), layout, exact, owner});
       },
       "parameter"_a, "name"_a, "layout"_a, "exact"_a, "owner"_a = 0,
       "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
@@ -251,8 +246,7 @@ void bind_units(py::module_& module, BackendClass& backend) {
           "Undoes a step whose result was thrown away, and counts it. Returns how many units lost residuals.")
       .def(
           "count_dropped", [](BackendIsthmus& self, int64_t num_units) { self.units().count_dropped(num_units); },
-          unlocked, "num_units"_a)
-      .def("set_gradients", &BackendIsthmus::set_gradients, unlocked, "mode"_a);
+          unlocked, "num_units"_a);
 }
 
 }  // namespace isthmus::torch_backend

@@ -93,16 +93,6 @@ void install_label_tracking() {
   });
 }
 
-const char* interned(const std::string& text) {
-  if (text.empty()) {
-    return nullptr;
-  }
-  static std::mutex mutex;
-  static auto* texts = new std::set<std::string>;
-  const std::lock_guard lock(mutex);
-  return texts->insert(text).first->c_str();
-}
-
 bool in_fsdp_reduction() { return active_labels > 0; }
 
 void push_unit(PushedUnit unit) { pushed_units.push_back(std::move(unit)); }

@@ -36,7 +36,7 @@ struct ReductionShape {
 struct UnitTag {
   std::string name;
   uint64_t layout = 0;                                 // see UnitKey
-  const char* why_exact = nullptr;                     // why it must stay exact: an interned() text, or null
+  std::optional<Reason> why_exact = {};                // why it must stay exact; nothing: it need not
   uint64_t owner = 0;                                  // see UnitKey
   std::shared_ptr<const Sections> sections = nullptr;  // see UnitKey; FSDP2 alone
 };
@@ -53,9 +53,6 @@ struct PushedUnit {
   // GradientRecogniser.
   std::map<std::pair<const void*, ReductionShape>, int> num_reductions;
 };
-
-// Returns a copy that lives as long as the process: the same pointer for the same text, null for an empty one.
-const char* interned(const std::string& text);
 
 // Returns whether the calling thread is in FSDP2's "FSDP::post_backward_reduce (blocks.1) [pg=4]" or FSDP1's
 // "FullyShardedDataParallel._post_backward_hook". FSDP reduces gradients only there, but users' hooks run there too,

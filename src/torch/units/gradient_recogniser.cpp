@@ -10,8 +10,6 @@
 namespace isthmus::torch_backend {
 namespace {
 
-bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
-
 UnitKey make_key(std::string name, const ReductionShape& shape) {
   return {.name = std::move(name),
           .num_elements = shape.num_elements,
@@ -57,12 +55,12 @@ void forget_unfit_sections(UnitKey& key, int num_ranks) {
 }  // namespace
 
 GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
-    : group_(group), counters_(counters), covers_job_(covers_job), gradients_(group.options.gradients) {}
+    : group_(group), counters_(counters), covers_job_(covers_job) {}
 
 std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output, const at::Tensor& input,
                                                        Collective collective, const c10d::ReduceOp& op) {
   if (!group_.two_tier()) {
-    counters_.count_exact("the group is not on several nodes of one size");
+    counters_.count_exact(Reason::kOneTier);
     return std::nullopt;
   }
   const auto dtype = floating_dtype(input.scalar_type());
@@ -112,7 +110,7 @@ std::optional<Reduction> GradientRecogniser::identify(const ReductionCall& call,
       return tagged_unit(*tag, shape);
     }
   }
-  if (!gradients_in_backward(gradients_) || call.graph_task < 0) {
+  if (group_.options.gradients != GradientSource::kBackward || call.graph_task < 0) {
     return std::nullopt;
   }
   return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
@@ -150,44 +148,29 @@ Reduction GradientRecogniser::unknown_unit(const ReductionCall& call, const Redu
   Reduction reduction;
   reduction.unit = make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape);
   reduction.unit.may_keep_residual = false;
-  reduction.why_exact = covers_job_ ? nullptr : kMayHoldCopies;
+  if (!covers_job_) {
+    reduction.why_exact = Reason::kMayHoldCopies;
+  }
   return reduction;
 }
 
-const char* GradientRecogniser::why_not_recognised(const at::Tensor& output, const at::Tensor& input,
-                                                   bool reducible) const {
+Reason GradientRecogniser::why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const {
   if (current_unit() == nullptr && !in_fsdp_reduction() && current_graph_task() < 0) {
-    return "not recognised as a gradient";
+    return Reason::kNotRecognised;
   }
   if (output.device() != input.device()) {
-    return "input and output on different devices";
+    return Reason::kOtherDevice;
   }
   if (input.numel() == 0) {
-    return "empty";
+    return Reason::kEmpty;
   }
   if (!reducible) {
-    return "not a sum of floating-point numbers";
+    return Reason::kNoSum;
   }
   if (!is_large(group_.options, input.numel())) {
-    return kTooSmall;
+    return Reason::kTooSmall;
   }
-  return in_fsdp_reduction() ? kNotFsdps : kUnlabelled;
-}
-
-void GradientRecogniser::set_gradients(const std::string& mode) {
-  isthmus::Options options = group_.options;
-  for (const OptionField& field : option_fields()) {
-    if (field.name == std::string("gradients")) {
-      field.set(options, mode);
-    }
-  }
-  const std::lock_guard lock(mutex_);
-  gradients_ = options.gradients;
-}
-
-std::string GradientRecogniser::gradients() const {
-  const std::lock_guard lock(mutex_);
-  return gradients_;
+  return in_fsdp_reduction() ? Reason::kNotFsdps : Reason::kNotLabelled;
 }
 
 }  // namespace isthmus::torch_backend

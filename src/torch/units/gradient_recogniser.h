@@ -19,15 +19,6 @@
 
 namespace isthmus::torch_backend {
 
-// Why the world backend runs a reduction in a backward pass that has no label, tag or option.
-inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
-// Why the world backend runs a reduction that a user's hook makes, or that FSDP makes from a compiled graph.
-inline constexpr const char* kNotFsdps = "inside of FSDP's reduction, but not its own";
-
-// Why reductions stay exact although they are gradients.
-inline constexpr const char* kReplicas = "some parameters are replicated over another mesh dimension, others are not";
-inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
-
 // A reduction that FSDP makes for one of its units; Python finds it (python/isthmus/units/automatic.py).
 struct FsdpCaller {
   UnitTag tag;                                  // has no name for a unit of FSDP1: its flat parameter identifies it
@@ -77,12 +68,8 @@ class GradientRecogniser {
   std::optional<Reduction> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                      const c10d::ReduceOp& op);
 
-  // The option `gradients`. The setter throws OptionError if the value is out of range.
-  void set_gradients(const std::string& mode);
-  std::string gradients() const;
-
  private:
-  const char* why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const;
+  Reason why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const;
 
   // Returns the unit of a reduction and why it must stay exact; nothing if it is no gradient. FSDP's unit takes
   // precedence over a user's tag. It holds mutex_ for the methods below.
@@ -96,12 +83,11 @@ class GradientRecogniser {
   CallCounters& counters_;
   const bool covers_job_;
 
-  mutable std::mutex mutex_;  // guards the members below
+  std::mutex mutex_;  // guards the members below
   ParameterNumbers flat_parameters_;
   ParameterNumbers parameters_;
   int graph_task_ = -1;
   std::map<ReductionShape, int> in_graph_task_;  // how many unknown reductions of each shape it has had
-  std::string gradients_;                        // the option's current value
 };
 
 }  // namespace isthmus::torch_backend

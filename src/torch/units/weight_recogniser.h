@@ -36,7 +36,7 @@ class WeightRecogniser {
  public:
   explicit WeightRecogniser(const Group& group) : group_(group) {}
 
-  bool is_active() const { return group_.options.weights == "delta" && group_.two_tier(); }
+  bool is_active() const { return group_.options.sends_differences() && group_.two_tier(); }
   // Returns the unit whose parameters `output` will hold; nothing if the call gathers no parameters.
   std::optional<GatheredUnit> recognise(const at::Tensor& output);
   // Returns the names that owners have had, and have no longer since the last call: they have gone, or were renamed.

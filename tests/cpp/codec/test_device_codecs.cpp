@@ -24,7 +24,7 @@ class DeviceCodec : public ::testing::TestWithParam<std::string> {
   }
   static Options with_feedback() {
     Options options;
-    options.error_feedback = "on";
+    options.error_feedback = ErrorFeedback::kOn;
     return options;
   }
 

@@ -31,7 +31,7 @@ constexpr auto kSignId = static_cast<CodecId>(200);
 // Sends each element's sign, and the mean magnitude of all; with error feedback. Packet: header, magnitude, bits.
 class SignCodec final : public HostCodec {
  public:
-  explicit SignCodec(const Options& options) : keeps_residual_(options.error_feedback != "off") {}
+  explicit SignCodec(const Options& options) : keeps_residual_(options.error_feedback != ErrorFeedback::kOff) {}
 
   const char* name() const override { return "sign"; }
   int64_t packet_bytes(int64_t num_elements) const override { return kBits + (num_elements + 63) / 64 * 8; }
@@ -182,7 +182,7 @@ TEST(Registry, ReducesOverTwoNodes) {
   const std::vector<double> sum = test::sum_of(gradients);
   std::vector<double> mean(sum.size());
   for (int step = 0; step < kSteps; ++step) {
-    std::ranges::transform(mean, world.reduce_scatter(gradients, 1.0 / kSteps, nullptr), mean.begin(), std::plus<>());
+    std::ranges::transform(mean, world.reduce_scatter(gradients, 1.0 / kSteps, {}), mean.begin(), std::plus<>());
   }
   double missed = 0;
   double all = 0;

@@ -42,7 +42,7 @@ TEST(Communicator, RefusesTiersAndOptionsThatDoNotFit) {
   Tiers without_flat = hub.tiers(map, 0);
   without_flat.flat = nullptr;
   EXPECT_NO_THROW(Communicator(map, 0, without_flat, options));
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   EXPECT_THROW(Communicator(map, 0, without_flat, options), Error);
   options = Options();
   options.ratio = 0.5;
@@ -57,14 +57,14 @@ TEST(Communicator, TiersOfOneRankMayBeMissing) {
     return tiers;
   };
   for (const char* nodes : {"2x1", "1x2", "1x1"}) {
-    for (const char* tiers : {"two", "flat"}) {
+    for (const TierMode tiers : {TierMode::kTwo, TierMode::kFlat}) {
       const int size = nodes == std::string("1x1") ? 1 : 2;
       Options options = exact_options();
       options.tiers = tiers;
       World world(NodeMap::parse(nodes, size), options, kTimeout, drop_small_tiers);
       const std::vector<Array> inputs(static_cast<size_t>(size),
                                       Array(std::vector<double>(static_cast<size_t>(2 * size), 3), DataType::kFloat32));
-      EXPECT_EQ(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs)) << nodes << ", " << tiers;
+      EXPECT_EQ(world.reduce_scatter(inputs, 1, {}), sum_of(inputs)) << nodes << ", " << options.to_string();
     }
   }
 }
@@ -72,7 +72,7 @@ TEST(Communicator, TiersOfOneRankMayBeMissing) {
 TEST(Communicator, AverageOfLargeFloat16ValuesDoesNotOverflow) {
   World world(NodeMap::parse("2x8", 16), exact_options());
   const std::vector<Array> inputs(16, Array(std::vector<double>(16 * 5, 60000), DataType::kFloat16));
-  EXPECT_EQ(world.reduce_scatter(inputs, 1.0 / 16, nullptr), inputs.front().values());
+  EXPECT_EQ(world.reduce_scatter(inputs, 1.0 / 16, {}), inputs.front().values());
 }
 
 TEST(Communicator, NonFiniteValuesReachTheirElementsAlone) {
@@ -83,7 +83,7 @@ TEST(Communicator, NonFiniteValuesReachTheirElementsAlone) {
     special[1] = std::nan("");
     special[6] = std::numeric_limits<double>::infinity();
     inputs[2] = Array(special, dtype);
-    const std::vector<double> result = world.reduce_scatter(inputs, 1, nullptr);
+    const std::vector<double> result = world.reduce_scatter(inputs, 1, {});
     EXPECT_TRUE(std::isnan(result[1]));
     EXPECT_EQ(result[6], std::numeric_limits<double>::infinity());
     for (const int i : {0, 2, 3, 4, 5, 7}) {
@@ -93,7 +93,7 @@ TEST(Communicator, NonFiniteValuesReachTheirElementsAlone) {
 }
 
 TEST(Communicator, ShardMayBeTheOwnChunkOfTheGradient) {
-  for (const char* tiers : {"two", "flat"}) {
+  for (const TierMode tiers : {TierMode::kTwo, TierMode::kFlat}) {
     for (const char* nodes : {"2x2", "4x1", "1x4", "0,2|1,3"}) {
       Options options = exact_options();
       options.tiers = tiers;
@@ -102,7 +102,7 @@ TEST(Communicator, ShardMayBeTheOwnChunkOfTheGradient) {
       run_ranks_well(4, [&](int rank) {
         const Buffer own = inputs[rank].buffer().part(rank, 2);
         world.ranks[rank]->reduce_scatter(inputs[rank].view(), own, {{"unit", 8, DataType::kFloat32}});
-        EXPECT_EQ(inputs[rank].values()[2 * rank], 4 * (2 * rank + 1)) << nodes << ", " << tiers;
+        EXPECT_EQ(inputs[rank].values()[2 * rank], 4 * (2 * rank + 1)) << nodes << ", " << options.to_string();
         EXPECT_EQ(inputs[rank].values()[2 * rank + 1], 4 * (2 * rank + 2));
       });
     }
@@ -145,7 +145,7 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
   EXPECT_THROW(communicator.all_gather(shard.view(), of_another_type.buffer()), Error);
 
   const std::vector<Array> inputs(4, Array(std::vector<double>(8, 1), kFloat32));
-  EXPECT_EQ(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
+  EXPECT_EQ(world.reduce_scatter(inputs, 1, {}), sum_of(inputs));
 }
 
 TEST(Communicator, EveryReasonForStayingExactIsCounted) {
@@ -154,25 +154,23 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
   options.units = "*,!*attn*";
   options.max_units = 2;
   World world(NodeMap::parse("2x2", 4), options);
-  const auto reduce = [&](const std::string& unit, int64_t chunk, DataType dtype, const char* why_exact = nullptr) {
+  const auto reduce = [&](const std::string& unit, int64_t chunk, DataType dtype,
+                          std::optional<Reason> why_exact = {}) {
     world.reduce_scatter(random_inputs(4, chunk, dtype), 1, why_exact, unit);
   };
   reduce("mlp", 99, DataType::kFloat32);
   reduce("mlp", 0, DataType::kFloat32);
   reduce("attn", 100, DataType::kFloat32);
   reduce("mlp", 100, DataType::kFloat64);
-  reduce("mlp", 100, DataType::kFloat32, "not requested");
+  reduce("mlp", 100, DataType::kFloat32, Reason::kNotPrepared);
   reduce("mlp", 100, DataType::kFloat32);   // unit 1
   reduce("mlp", 100, DataType::kFloat32);   // the same
   reduce("mlp", 100, DataType::kBFloat16);  // unit 2: another type
   reduce("mlp", 101, DataType::kFloat32);   // another size: full
   reduce("mlp", 100, DataType::kFloat32);   // unit 1 is still there
-  const std::map<std::string, int64_t> expected = {{"below min_elements", 1},
-                                                   {"empty", 1},
-                                                   {"excluded by policy (units)", 1},
-                                                   {"float64", 1},
-                                                   {"not requested", 1},
-                                                   {"more than max_units units", 1}};
+  const std::map<Reason, int64_t> expected = {{Reason::kTooSmall, 1},    {Reason::kEmpty, 1},
+                                              {Reason::kExcluded, 1},    {Reason::kFloat64, 1},
+                                              {Reason::kNotPrepared, 1}, {Reason::kTooManyUnits, 1}};
   for (const auto& communicator : world.ranks) {
     const Stats stats = communicator->stats();
     EXPECT_EQ(stats.exact_calls, expected);
@@ -181,24 +179,24 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
     EXPECT_EQ(stats.residual_bytes, 2 * 100 * 4);  // one piece for the other node, float32, whatever the input's type
   }
   World exact(NodeMap::parse("2x2", 4), exact_options());
-  exact.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, nullptr);
-  EXPECT_EQ(exact.ranks[0]->stats().exact_calls, (std::map<std::string, int64_t>{{"codec none", 1}}));
+  exact.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, {});
+  EXPECT_EQ(exact.ranks[0]->stats().exact_calls, (std::map<Reason, int64_t>{{Reason::kCodecNone, 1}}));
   World one_node(NodeMap::parse("1x4", 4), lossy_options());
-  one_node.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, nullptr);
-  EXPECT_EQ(one_node.ranks[0]->stats().exact_calls, (std::map<std::string, int64_t>{{"one node", 1}}));
+  one_node.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, {});
+  EXPECT_EQ(one_node.ranks[0]->stats().exact_calls, (std::map<Reason, int64_t>{{Reason::kOneNode, 1}}));
 }
 
 TEST(Communicator, AllReducesInASingleTierAreExactAndCounted) {
   Options options = lossy_options();
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   World world(NodeMap::parse("2x2", 4), options);
   constexpr int64_t kChunk = 1000;
   const std::vector<Array> inputs(4, Array(std::vector<double>(4 * kChunk, 3), DataType::kBFloat16));
-  for (const Array& result : world.all_reduce(inputs, 1, nullptr)) {
+  for (const Array& result : world.all_reduce(inputs, 1, {})) {
     EXPECT_EQ(result.values(), sum_of(inputs));
   }
   const Stats stats = world.ranks[1]->stats();
-  EXPECT_EQ(stats.exact_calls, (std::map<std::string, int64_t>{{"all-reduce in a single tier", 1}}));
+  EXPECT_EQ(stats.exact_calls, (std::map<Reason, int64_t>{{Reason::kFlatAllReduce, 1}}));
   EXPECT_EQ(stats.residual_bytes, 0);
   const CollectiveStats& path = stats.collectives[static_cast<size_t>(Collective::kAllReduce)];
   EXPECT_EQ(path.flat.sent_bytes, 3 * kChunk * 4) << "around the ring in float32";
@@ -209,16 +207,16 @@ TEST(Communicator, AllReducesInASingleTierAreExactAndCounted) {
 TEST(Communicator, UnitsKeepApart) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const std::vector<Array> inputs = random_arrays(2, 4000, DataType::kFloat32);
-  world.all_reduce(inputs, 1, nullptr);
+  world.all_reduce(inputs, 1, {});
   const std::vector<Array> zeros(2, Array(4000, DataType::kFloat32));
-  for (const double value : world.reduce_scatter(zeros, 1, nullptr)) {
+  for (const double value : world.reduce_scatter(zeros, 1, {})) {
     ASSERT_EQ(value, 0) << "the reduce-scatter got what the all-reduce kept back";
   }
-  world.reduce_scatter(inputs, 1, nullptr, "another");
-  for (const double value : world.reduce_scatter(zeros, 1, nullptr)) {
+  world.reduce_scatter(inputs, 1, {}, "another");
+  for (const double value : world.reduce_scatter(zeros, 1, {})) {
     ASSERT_EQ(value, 0) << "a unit got what another kept back";
   }
-  EXPECT_NE(world.reduce_scatter(zeros, 1, nullptr, "another"), std::vector<double>(4000));
+  EXPECT_NE(world.reduce_scatter(zeros, 1, {}, "another"), std::vector<double>(4000));
   const Stats stats = world.ranks[0]->stats();
   EXPECT_EQ(stats.num_units, 3);
   // (N-1) C for each, and C for the result of the all-reduce.
@@ -230,8 +228,8 @@ TEST(Communicator, SteadyStateTakesNoMoreMemory) {
     World world(NodeMap({0, 1, 0, 1}), options);
     const auto one_step = [&] {
       for (const int64_t chunk : {1000, 10, 4000}) {
-        world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, nullptr);
-        world.all_reduce(random_arrays(4, 4 * chunk + 1, DataType::kBFloat16), 1, nullptr);
+        world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, {});
+        world.all_reduce(random_arrays(4, 4 * chunk + 1, DataType::kBFloat16), 1, {});
       }
       return world.ranks[0]->stats();
     };

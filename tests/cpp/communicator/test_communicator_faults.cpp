@@ -60,11 +60,11 @@ TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
   World world(NodeMap::parse("2x1", 2), lossy_options(), kTimeout, hook(1, &Tiers::inter, nullptr, look));
   const std::vector<Array> gradients = random_inputs(2, 1000, DataType::kFloat32);
   for (const char* unit : {"a", "a", "b", "a", "b"}) {
-    world.reduce_scatter(gradients, 1, nullptr, unit);
+    world.reduce_scatter(gradients, 1, {}, unit);
   }
-  world.reduce_scatter(gradients, 1, "not requested", "a");
-  world.reduce_scatter(gradients, 1, "not requested", "a");
-  world.reduce_scatter(gradients, 1, nullptr, "a");
+  world.reduce_scatter(gradients, 1, Reason::kNotPrepared, "a");
+  world.reduce_scatter(gradients, 1, Reason::kNotPrepared, "a");
+  world.reduce_scatter(gradients, 1, {}, "a");
   EXPECT_EQ(steps, (std::vector<uint64_t>{0, 1, 0, 2, 1, 3, 6, 4}));
 }
 
@@ -90,7 +90,7 @@ void all_reduce_twice(Communicator& communicator) {
 TEST(Communicator, RanksOfOneNodeReduceTheSameParameters) {
   World world(NodeMap::parse("2x2", 4), lossy_options());
   const std::vector<Array> gradients = random_inputs(4, 1000, DataType::kFloat32);
-  world.reduce_scatter(gradients, 1, nullptr, "unit");
+  world.reduce_scatter(gradients, 1, {}, "unit");
   const int64_t sent_bytes = world.ranks[0]->stats().collectives[0].intra.sent_bytes;
   EXPECT_EQ(sent_bytes, 2 * 1000 * 4) << "labels do not count";
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {

@@ -20,7 +20,7 @@ using test::random_inputs;
 using test::sum_of;
 using test::World;
 
-Options quant_options(int64_t bits, const std::string& error_feedback) {
+Options quant_options(int64_t bits, ErrorFeedback error_feedback) {
   Options options = lossy_options();
   options.codec = "quant";
   options.bits = bits;
@@ -43,11 +43,11 @@ constexpr int64_t kChunk = 5000;  // whole groups, and a tail
 // A group with NaN or Inf is NaN on every rank, and in the tail an element alone; the others stay finite.
 TEST(CommunicatorQuant, NonFiniteGroupsReachEveryRank) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  World world(NodeMap::parse("2x2", 4), quant_options(4, "on"));
+  World world(NodeMap::parse("2x2", 4), quant_options(4, ErrorFeedback::kOn));
   std::vector<Array> inputs = random_arrays(4, 4 * 1000, DataType::kFloat32);
   inputs[0].buffer().as<float>()[5] = inputs[3].buffer().as<float>()[2999] = kInfinity;  // a group; in a tail
   for (int step = 0; step < 2; ++step) {
-    const std::vector<Array> results = world.all_reduce(inputs, 1, nullptr);
+    const std::vector<Array> results = world.all_reduce(inputs, 1, {});
     test::expect_equal_bits(results);
     const std::vector<double> values = results[0].values();
     for (size_t i = 0; i < values.size(); ++i) {
@@ -61,7 +61,7 @@ TEST(CommunicatorQuant, NonFiniteGroupsReachEveryRank) {
 // all. The own node's piece has none.
 TEST(CommunicatorQuant, ErrorsOfNodesCancel) {
   constexpr int kNodes = 8;
-  World world(NodeMap::parse("8x1", kNodes), quant_options(1, "off"));
+  World world(NodeMap::parse("8x1", kNodes), quant_options(1, ErrorFeedback::kOff));
   const std::vector<Array> equal(kNodes, random_inputs(1, kNodes * kChunk, DataType::kFloat32)[0]);
   const double error_of_one = .363 / (1 - .363);  // docs/quant.md
   const double expected = error_of_one / kNodes * (kNodes - 1) / kNodes;
@@ -70,7 +70,7 @@ TEST(CommunicatorQuant, ErrorsOfNodesCancel) {
   constexpr int kSteps = 20;
   double error = 0;
   for (int step = 0; step < kSteps; ++step) {
-    const std::vector<double> result = world.reduce_scatter(equal, 1, nullptr);
+    const std::vector<double> result = world.reduce_scatter(equal, 1, {});
     error += relative_error(result, sum) / kSteps;
     for (size_t i = 0; i < mean.size(); ++i) {
       mean[i] += result[i] / kSteps;
@@ -91,15 +91,15 @@ TEST(CommunicatorQuant, CopiesInOtherGroupsGetTheSameBits) {
     }
     return NodeMap(node_of_rank);
   };
-  const Options options = quant_options(2, "on");
+  const Options options = quant_options(2, ErrorFeedback::kOn);
   for (const auto& copies :
        {std::pair(std::vector{0, 2, 4, 6}, std::vector{1, 3, 5, 7}), std::pair(std::vector{0, 4}, std::vector{3, 7})}) {
     World first(group_of(copies.first), options);
     World second(group_of(copies.second), options);
     for (int step = 0; step < 3; ++step) {
       const std::vector<Array> inputs = random_inputs(first.size(), kChunk, DataType::kFloat32, step + 1);
-      EXPECT_EQ(first.reduce_scatter(inputs, 1, nullptr), second.reduce_scatter(inputs, 1, nullptr));
-      EXPECT_EQ(first.all_reduce(inputs, 1, nullptr)[0].bytes(), second.all_reduce(inputs, 1, nullptr)[1].bytes());
+      EXPECT_EQ(first.reduce_scatter(inputs, 1, {}), second.reduce_scatter(inputs, 1, {}));
+      EXPECT_EQ(first.all_reduce(inputs, 1, {})[0].bytes(), second.all_reduce(inputs, 1, {})[1].bytes());
     }
   }
 }

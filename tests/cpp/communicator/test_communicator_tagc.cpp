@@ -40,12 +40,12 @@ void expect_conservation(const NodeMap& map, const Options& options, DataType dt
     const std::vector<Array> inputs = random_inputs(map.world_size(), chunk, dtype, 100 + step);
     add(sum_of(inputs), total);
     add(sum_of_magnitudes(inputs), magnitudes);
-    add(world.reduce_scatter(inputs, 1, nullptr), sent);
+    add(world.reduce_scatter(inputs, 1, {}), sent);
   }
   const std::vector<Array> zeros(static_cast<size_t>(map.world_size()), Array(chunk * map.world_size(), dtype));
   int drain_steps = 0;
   for (bool drained = false; !drained && drain_steps < 200; ++drain_steps) {
-    const std::vector<double> late = world.reduce_scatter(zeros, 1, nullptr);
+    const std::vector<double> late = world.reduce_scatter(zeros, 1, {});
     add(late, sent);
     drained = std::all_of(late.begin(), late.end(), [](double value) { return value == 0; });
   }
@@ -75,7 +75,7 @@ TEST(CommunicatorTagc, KeptBackElementsAreSentLater) {
   // With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
   for (const int64_t index_bits : {1, 4}) {
     Options options = lossy_options();
-    options.tiers = "flat";
+    options.tiers = TierMode::kFlat;
     options.index_bits = index_bits;
     options.sparsity = 0.98;
     options.ratio = 1;
@@ -94,16 +94,16 @@ TEST(CommunicatorTagc, TheOwnPieceIsExact) {
   std::copy(values.begin(), values.end(), first.begin());
   std::copy(values.begin(), values.end(), second.begin() + kChunk);
   const std::vector<Array> inputs = {Array(first, DataType::kFloat32), Array(second, DataType::kFloat32)};
-  EXPECT_EQ(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
+  EXPECT_EQ(world.reduce_scatter(inputs, 1, {}), sum_of(inputs));
 }
 
 TEST(CommunicatorTagc, FlatPayloadIsIndexAndSketchAroundTheRing) {
   constexpr int64_t kChunk = 4097;
   Options options = lossy_options();
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   const NodeMap map = NodeMap::parse("2x2", 4);
   World world(map, options);
-  world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, nullptr);
+  world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, {});
   const TagcFlatOnHost codec(options, 4);
   // Multiples of 8: the ring's parts are equal.
   const int64_t index = 2 * 3 * codec.index_bytes(kChunk);
@@ -167,7 +167,7 @@ TEST(CommunicatorTagc, AllReducesLoseNothingBetweenTheirResiduals) {
     for (int step = 0; step < 4; ++step) {
       const double scale = kScales[step];
       const std::vector<Array> inputs = random_arrays(world.size(), test.elements, test.dtype, 100 + step);
-      const std::vector<double> result = world.all_reduce(inputs, scale, nullptr)[0].values();
+      const std::vector<double> result = world.all_reduce(inputs, scale, {})[0].values();
       const std::vector<double> sum = sum_of(inputs);
       const std::vector<double> sizes = sum_of_magnitudes(inputs);
       const std::vector<double> owed = outstanding(world);
@@ -195,7 +195,7 @@ TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
     Options options = lossy_options();
     options.sparsity = 0.9;
     World world(NodeMap::parse("2x1", 2), options);
-    world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 1), 1, nullptr);
+    world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 1), 1, {});
     const auto block_of = [&](int rank, bool of_result) {
       const UnitState state = world.ranks[rank]->units().states().at(0);
       const float* values = (of_result ? state.result_residual : state.residual).as<float>() + 3 * kBlock;
@@ -208,7 +208,7 @@ TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
     std::vector<Array> inputs = random_arrays(2, 2 * kChunk, DataType::kFloat32, 2);
     const int64_t place = 3 * kBlock + 5;  // rank 1's piece for rank 0
     inputs[1].buffer().as<float>()[place] = static_cast<float>(special);
-    const std::vector<Array> results = world.all_reduce(inputs, 1, nullptr);
+    const std::vector<Array> results = world.all_reduce(inputs, 1, {});
     expect_equal_bits(results);
     const std::vector<double> values = results[0].values();
     for (int64_t i = 0; i < 2 * kChunk; ++i) {
@@ -221,7 +221,7 @@ TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
     EXPECT_EQ(world.ranks[1]->stats().codec.non_finite_blocks, 1) << "in its piece";
 
     for (const double value :
-         world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 3), 1, nullptr)[1].values()) {
+         world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 3), 1, {})[1].values()) {
       ASSERT_TRUE(std::isfinite(value)) << "training goes on";
     }
   }

@@ -47,12 +47,12 @@ TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
   const NodeMap map = NodeMap::parse("2x2", 4);
   Options options = tagc_options(.9);
   options.dense_steps = 2;
-  for (const char* tiers : {"two", "flat"}) {
+  for (const TierMode tiers : {TierMode::kTwo, TierMode::kFlat}) {
     options.tiers = tiers;
     World world(map, options);
     for (int step = 0; step < 3; ++step) {
       const std::vector<Array> inputs = random_inputs(4, 500, kFloat32, 4 + step);
-      const std::vector<double> result = world.reduce_scatter(inputs, 1, nullptr);
+      const std::vector<double> result = world.reduce_scatter(inputs, 1, {});
       if (step < 2) {
         expect_near(result, inputs);
       } else {
@@ -60,7 +60,7 @@ TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
       }
     }
     const Stats stats = world.ranks[0]->stats();
-    EXPECT_EQ(stats.exact_calls.at("dense start"), 2);
+    EXPECT_EQ(stats.exact_calls.at(Reason::kDenseStart), 2);
     EXPECT_EQ(stats.compressed_calls, 1);
     EXPECT_EQ(world.ranks[0]->units().states()[0].step, 3u);
   }
@@ -87,8 +87,8 @@ void expect_residual_goes_along(const Options& options, Collective collective) {
   exact.min_elements = 0;
   World after(map, exact);
   const auto reduce = [&](World& world, const std::vector<Array>& gradients) {
-    return collective == Collective::kAllReduce ? world.all_reduce(gradients, 1, nullptr)[0].values()
-                                                : world.reduce_scatter(gradients, 1, nullptr);
+    return collective == Collective::kAllReduce ? world.all_reduce(gradients, 1, {})[0].values()
+                                                : world.reduce_scatter(gradients, 1, {});
   };
   std::vector<double> sent = reduce(before, inputs);
   for (int rank = 0; rank < 4; ++rank) {
@@ -101,11 +101,11 @@ void expect_residual_goes_along(const Options& options, Collective collective) {
   }
   expect_near(sent, inputs);
   const Stats stats = after.ranks[0]->stats();
-  EXPECT_EQ(stats.exact_calls.at("takes the residual along"), 1);
+  EXPECT_EQ(stats.exact_calls.at(Reason::kTakesResidual), 1);
   EXPECT_EQ(stats.residual_bytes, 0);
   const std::vector<double> then = reduce(after, zeros);
   EXPECT_EQ(std::count(then.begin(), then.end(), 0.0), static_cast<int64_t>(then.size()));
-  EXPECT_EQ(after.ranks[0]->stats().exact_calls.at("codec none"), 1);
+  EXPECT_EQ(after.ranks[0]->stats().exact_calls.at(Reason::kCodecNone), 1);
 }
 TEST(CommunicatorUnits, AResidualGoesAlongWhenItsUnitLeavesTheCodec) {
   for (const Options& options : options_with_residuals()) {
@@ -124,7 +124,7 @@ void expect_errors_are_what_residuals_hold(Options options) {
   std::vector<double> residual(5000);
   for (int step = 0; step < 4; ++step) {
     const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 20 + step);
-    world.reduce_scatter(inputs, 1, nullptr);
+    world.reduce_scatter(inputs, 1, {});
     const float* left = world.ranks[0]->units().states()[0].residual.as<float>();
     const std::vector<double> given_values = inputs[0].values();
     for (size_t i = 0; i < residual.size(); ++i) {
@@ -141,7 +141,7 @@ void expect_errors_are_what_residuals_hold(Options options) {
   world.ranks[0]->reset_stats();
   EXPECT_TRUE(world.ranks[0]->stats().units.empty());
   const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 30);
-  world.reduce_scatter(inputs, 1, nullptr);
+  world.reduce_scatter(inputs, 1, {});
   const UnitStats again = only_unit(*world.ranks[0]);
   EXPECT_EQ(again.calls, 1);
   const std::vector<double> given_values = inputs[0].values();
@@ -164,30 +164,30 @@ TEST(CommunicatorUnits, NothingIsMeasuredUnlessAsked) {
   Options options = tagc_options(.9);
   options.error_interval = 0;
   World world(NodeMap::parse("2x1", 2), options);
-  world.reduce_scatter(random_inputs(2, 5000, kFloat32, 1), 1, nullptr);
+  world.reduce_scatter(random_inputs(2, 5000, kFloat32, 1), 1, {});
   EXPECT_EQ(only_unit(*world.ranks[0]).given_squares, 0);
 }
 
 TEST(CommunicatorUnits, StatisticsNameCodecSettingsAndBits) {
   World world(NodeMap::parse("2x1", 2), tagc_options(.9));
-  world.reduce_scatter(random_inputs(2, 4096, kFloat32, 1), 1, nullptr, "blocks.0");
+  world.reduce_scatter(random_inputs(2, 4096, kFloat32, 1), 1, {}, "blocks.0");
   const UnitStats unit = only_unit(*world.ranks[0]);
   EXPECT_EQ(unit.name, "blocks.0");
   EXPECT_EQ(unit.num_elements, 8192);
   EXPECT_EQ(unit.codec, "tagc");
   EXPECT_NE(unit.settings.find("sparsity=0.9"), std::string::npos) << unit.settings;
-  EXPECT_EQ(unit.reason, "");
+  EXPECT_EQ(unit.reason, std::nullopt);
   EXPECT_EQ(unit.coded_elements, 4096);
   EXPECT_EQ(unit.packet_bytes, world.ranks[0]->stats().collectives[0].inter.sent_bytes);
   World plain(NodeMap::parse("2x1", 2), exact_options());
-  plain.reduce_scatter(random_inputs(2, 4096, kFloat32, 1), 1, nullptr, "blocks.0");
+  plain.reduce_scatter(random_inputs(2, 4096, kFloat32, 1), 1, {}, "blocks.0");
   EXPECT_EQ(only_unit(*plain.ranks[0]).codec, "none");
-  EXPECT_EQ(only_unit(*plain.ranks[0]).reason, "codec none");
+  EXPECT_EQ(only_unit(*plain.ranks[0]).reason, Reason::kCodecNone);
 }
 
 TEST(CommunicatorUnits, ASingleTierIsForTagc) {
   Options options = lossy_options();
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   options.codec = "quant";
   EXPECT_THROW(World(NodeMap::parse("2x1", 2), options), OptionError);
 }

@@ -44,13 +44,13 @@ INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_maps()), test::
 
 // Small integers are summed without rounding: one misplaced element shows.
 TEST_P(EveryMap, SumsOfSmallIntegersAreExact) {
-  for (const char* tiers : {"two", "flat"}) {
+  for (const TierMode tiers : {TierMode::kTwo, TierMode::kFlat}) {
     Options options = exact_options();
     options.tiers = tiers;
     World world(GetParam(), options);
     for (const DataType dtype : kFloatingTypes) {
       for (const int64_t elements : difficult_sizes(world.size())) {
-        SCOPED_TRACE(std::string(tiers) + ", " + std::to_string(elements) + " elements of " + to_string(dtype));
+        SCOPED_TRACE(options.to_string() + ", " + std::to_string(elements) + " elements of " + to_string(dtype));
         std::vector<Array> inputs;
         for (int rank = 0; rank < world.size(); ++rank) {
           std::vector<double> values;
@@ -63,11 +63,11 @@ TEST_P(EveryMap, SumsOfSmallIntegersAreExact) {
         for (double& value : twice) {
           value *= 2;
         }
-        for (const Array& result : world.all_reduce(inputs, 2, nullptr)) {
+        for (const Array& result : world.all_reduce(inputs, 2, {})) {
           ASSERT_EQ(result.values(), twice);
         }
         if (elements % world.size() == 0) {
-          ASSERT_EQ(world.reduce_scatter(inputs, 2, nullptr), twice);
+          ASSERT_EQ(world.reduce_scatter(inputs, 2, {}), twice);
         }
       }
     }
@@ -90,11 +90,11 @@ TEST_P(EveryMap, SumsStayWithinTheirBoundOfTheFloat64Sum) {
               << elements << " elements of " << to_string(dtype) << ", scale " << scale << ", element " << i;
         }
       };
-      const std::vector<Array> results = world.all_reduce(inputs, scale, nullptr);
+      const std::vector<Array> results = world.all_reduce(inputs, scale, {});
       expect_equal_bits(results);
       expect_within_bound(results[0].values());
       if (elements % world.size() == 0) {
-        expect_within_bound(world.reduce_scatter(inputs, scale, nullptr));
+        expect_within_bound(world.reduce_scatter(inputs, scale, {}));
       }
     }
   }
@@ -106,9 +106,9 @@ TEST_P(EveryMap, LossyResultsHaveEqualBitsOnAllRanksInEveryStep) {
     for (int step = 0; step < 3; ++step) {
       for (const DataType dtype : kFloatingTypes) {
         for (const int64_t elements : {1, 700, 20011}) {
-          expect_equal_bits(world.all_reduce(random_arrays(world.size(), elements, dtype, 10 + step), 0.5, nullptr));
+          expect_equal_bits(world.all_reduce(random_arrays(world.size(), elements, dtype, 10 + step), 0.5, {}));
         }
-        world.reduce_scatter(random_inputs(world.size(), 700, dtype), 1, nullptr);
+        world.reduce_scatter(random_inputs(world.size(), 700, dtype), 1, {});
       }
     }
     const Stats first = world.ranks[0]->stats();
@@ -170,8 +170,8 @@ TEST_P(EveryMap, PayloadIsWhatTheFormulasSay) {
     for (const DataType dtype : kFloatingTypes) {
       for (const int64_t elements : {33 * size, 33 * size - 1}) {
         SCOPED_TRACE(codec + ", " + std::to_string(elements) + " elements of " + to_string(dtype));
-        world.all_reduce(random_arrays(world.size(), elements, dtype), 1, nullptr);
-        world.reduce_scatter(random_inputs(world.size(), 33, dtype), 1, nullptr);
+        world.all_reduce(random_arrays(world.size(), elements, dtype), 1, {});
+        world.reduce_scatter(random_inputs(world.size(), 33, dtype), 1, {});
         const bool is_lossy = nodes > 1 && dtype != DataType::kFloat64;
         const int64_t packet = make_codec(is_lossy ? codec : "none", options, dtype, 1)->packet_bytes(33);
         const int64_t chunk = 33 * element_bytes(dtype);

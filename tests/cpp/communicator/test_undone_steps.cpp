@@ -54,7 +54,7 @@ void expect_undone_leaves_no_trace(const Options& options) {
     }
   };
   const auto reduce = [](World& world, uint64_t seed, double scale) {
-    return world.all_reduce(random_arrays(4, 4001, kFloat32, seed), scale, nullptr);
+    return world.all_reduce(random_arrays(4, 4001, kFloat32, seed), scale, {});
   };
   begin(plain, 7);
   begin(undone, 7);
@@ -64,7 +64,7 @@ void expect_undone_leaves_no_trace(const Options& options) {
   begin(undone, 8);
   reduce(undone, 2, 0.25);
   EXPECT_NE(states_of(undone)[0][0].residual, before[0][0].residual);
-  undone.all_reduce(random_arrays(4, 4001, kFloat32, 3), 1, nullptr, "new");
+  undone.all_reduce(random_arrays(4, 4001, kFloat32, 3), 1, {}, "new");
   for (const auto& communicator : undone.ranks) {
     communicator->units().undo_step();
   }
@@ -93,7 +93,7 @@ void expect_undone_leaves_no_trace(const Options& options) {
 TEST(UndoneSteps, AStepThatIsUndoneLeavesNoTrace) {
   expect_undone_leaves_no_trace(lossy_options());
   Options quant = test::options_of_codec("quant");
-  quant.error_feedback = "on";
+  quant.error_feedback = ErrorFeedback::kOn;
   expect_undone_leaves_no_trace(quant);
 }
 
@@ -105,8 +105,8 @@ TEST(UndoneSteps, AStepThatIsSkippedLeavesNoTrace) {
     World plain(map, options);
     World skipping(map, options);
     const auto reduce = [](World& world, uint64_t seed) {
-      std::vector<Array> results = world.all_reduce(random_arrays(4, 4001, kFloat32, seed), 1, nullptr);
-      results.emplace_back(world.reduce_scatter(random_arrays(4, 4000, kFloat32, seed), 1, nullptr), kFloat32);
+      std::vector<Array> results = world.all_reduce(random_arrays(4, 4001, kFloat32, seed), 1, {});
+      results.emplace_back(world.reduce_scatter(random_arrays(4, 4000, kFloat32, seed), 1, {}), kFloat32);
       return results;
     };
     reduce(plain, 1);
@@ -132,7 +132,7 @@ TEST(UndoneSteps, AStepThatIsSkippedLeavesNoTrace) {
 
 TEST(UndoneSteps, AStepThatDidNotBeginLosesResiduals) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
-  world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr);
+  world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {});
   EXPECT_EQ(world.ranks[0]->units().skip_step(), 1);
   EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 0);
   EXPECT_EQ(world.ranks[0]->units().skip_step(), 0) << "nothing is left to be lost";
@@ -177,9 +177,7 @@ double growth(World& world, uint64_t seed, double factor) {
     return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
   };
   const double exact = norm(test::sum_of(inputs));
-  return std::max(norm(world.all_reduce(inputs, 1, nullptr)[0].values()),
-                  norm(world.reduce_scatter(inputs, 1, nullptr))) /
-         exact;
+  return std::max(norm(world.all_reduce(inputs, 1, {})[0].values()), norm(world.reduce_scatter(inputs, 1, {}))) / exact;
 }
 
 int64_t spikes(const World& world) {
@@ -193,7 +191,7 @@ int64_t spikes(const World& world) {
 // Nobody says that a step was thrown away. A second spike after the first is one, too.
 TEST(Spikes, NothingOfThemComesInTheNextStep) {
   Options flat = lossy_options();
-  flat.tiers = "flat";
+  flat.tiers = TierMode::kFlat;
   flat.ratio = 2;
   std::vector<Options> all = test::every_lossy_options();
   all.push_back(flat);
@@ -226,8 +224,8 @@ TEST(Spikes, OneElementIsEnough) {
     for (const int64_t element : {500, 1500, 2500, 3500}) {
       inputs[1].buffer().as<float>()[element] = 3e38F;
     }
-    world.all_reduce(inputs, 1, nullptr);
-    world.reduce_scatter(inputs, 1, nullptr);
+    world.all_reduce(inputs, 1, {});
+    world.reduce_scatter(inputs, 1, {});
     EXPECT_LT(growth(world, 4, 1), 2.5);
   }
 }
@@ -248,13 +246,13 @@ TEST(Spikes, OrdinaryStepsAreNone) {
 TEST(UndoneSteps, ARankWithoutUnitsCountsFromTheStepThatAllBegin) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   for (int i = 0; i < 3; ++i) {
-    world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr);
+    world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {});
   }
   world.ranks[1]->units().clear();
   for (const auto& communicator : world.ranks) {
     communicator->units().begin_step(40);
   }
-  test::expect_equal_bits(world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr));
+  test::expect_equal_bits(world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {}));
   for (const auto& communicator : world.ranks) {
     EXPECT_EQ(communicator->units().states().at(0).step, 41u);
   }
@@ -269,9 +267,9 @@ TEST(UndoneSteps, TheDenseStartCountsTheLowBitsOfTheStep) {
     for (const auto& communicator : world.ranks) {
       communicator->units().begin_step(step);
     }
-    world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr);
+    world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {});
   }
-  EXPECT_EQ(world.ranks[0]->stats().exact_calls.at("dense start"), 1);
+  EXPECT_EQ(world.ranks[0]->stats().exact_calls.at(Reason::kDenseStart), 1);
   EXPECT_EQ(world.ranks[0]->stats().compressed_calls, 1);
 }
 

@@ -41,7 +41,7 @@ class Unit {
       : world_(map, options), collective_(collective) {}
 
   // Reduces gradients of these parameters; of others zeros. Adds what was given and what arrived, summed over rows.
-  void reduce(const Set& set, const Set& with_gradient, const char* why_exact = nullptr) {
+  void reduce(const Set& set, const Set& with_gradient, std::optional<Reason> why_exact = {}) {
     const std::shared_ptr<const Sections> sections = sections_of(set);
     const bool in_rows = collective_ == Collective::kReduceScatter;
     const int rows = in_rows ? world_.size() : 1;
@@ -140,7 +140,7 @@ TEST_P(UnitParameters, AResidualReachesItsOwnParameter) {
       EXPECT_EQ(unit.arrived_now[1], std::vector<double>(301)) << map.to_string();
     }
     EXPECT_GT(unit.missing(), 0.1) << "nothing was held back: this shows nothing";
-    unit.reduce({0}, {}, "sends all");
+    unit.reduce({0}, {}, Reason::kNotPrepared);
     EXPECT_LT(unit.missing(), 1e-5) << map.to_string();
   }
 }
@@ -167,7 +167,7 @@ TEST_P(UnitParameters, SetsShareWhatIsLeftOfTheirParameters) {
     EXPECT_GT(unit.missing(), 0.1);
     // An all-reduce's elements have other owners in other sets: only the set that left them there sends all of them.
     if (GetParam() == Collective::kReduceScatter) {
-      unit.reduce(kAll, {}, "sends all");
+      unit.reduce(kAll, {}, Reason::kNotPrepared);
       EXPECT_LT(unit.missing(), 1e-4) << map.to_string();
       EXPECT_EQ(unit.residual_bytes(), 0);
     }
@@ -185,13 +185,13 @@ TEST(Units, GiveUpTheirPlaceInTheOrderOfReductions) {
   World world(NodeMap::parse("2x1", 2), options);
   const auto reduce = [&](const std::string& unit, int times) {
     for (int i = 0; i < times; ++i) {
-      world.reduce_scatter(test::random_arrays(2, 2000, kFloat32), 1, nullptr, unit);
+      world.reduce_scatter(test::random_arrays(2, 2000, kFloat32), 1, {}, unit);
     }
   };
   reduce("a", 1);
   reduce("b", 1);
   reduce("c", 3);
-  const auto above = [&] { return world.ranks[0]->stats().exact_calls["more than max_units units"]; };
+  const auto above = [&] { return world.ranks[0]->stats().exact_calls[Reason::kTooManyUnits]; };
   EXPECT_EQ(above(), 3) << "they were reduced less than 2 max_units reductions ago";
   reduce("c", 2);
   EXPECT_EQ(above(), 3 + 0) << "a was not";
@@ -225,8 +225,8 @@ TEST(Units, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
       for (const auto& rank : world.ranks) {
         const Stats stats = rank->stats();
         EXPECT_EQ(stats.compressed_calls, compressed);
-        EXPECT_EQ(stats.exact_calls.contains("more than max_units units"), exact > 0);
-        EXPECT_EQ(exact > 0 ? stats.exact_calls.at("more than max_units units") : 0, exact);
+        EXPECT_EQ(stats.exact_calls.contains(Reason::kTooManyUnits), exact > 0);
+        EXPECT_EQ(exact > 0 ? stats.exact_calls.at(Reason::kTooManyUnits) : 0, exact);
         EXPECT_EQ(stats.num_units, num_units);
       }
     };

@@ -73,11 +73,11 @@ std::vector<std::byte> train_one_step(World& world, int step) {
   for (const char* unit : {"a", "b"}) {
     const uint64_t seed = 10 * static_cast<uint64_t>(step) + static_cast<uint64_t>(unit[0]);
     const std::vector<Array> inputs = random_arrays(world.size(), 4001, DataType::kBFloat16, seed);
-    for (const Array& result : world.all_reduce(inputs, 0.25, nullptr, unit)) {
+    for (const Array& result : world.all_reduce(inputs, 0.25, {}, unit)) {
       add(result.bytes());
     }
     const std::vector<Array> gradients = random_arrays(world.size(), 1000 * world.size(), kFloat32, seed);
-    const std::vector<double> shards = world.reduce_scatter(gradients, 0.25, nullptr, unit);
+    const std::vector<double> shards = world.reduce_scatter(gradients, 0.25, {}, unit);
     const auto* bytes = reinterpret_cast<const std::byte*>(shards.data());
     add({bytes, bytes + shards.size() * sizeof(double)});
   }
@@ -87,7 +87,7 @@ std::vector<std::byte> train_one_step(World& world, int step) {
 TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
   std::vector<Options> cases = test::every_lossy_options();
   cases.push_back(lossy_options());
-  cases.back().tiers = "flat";
+  cases.back().tiers = TierMode::kFlat;
   for (const Options& options : cases) {
     for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3), NodeMap({0, 1, 0, 1})}) {
       World uninterrupted(map, options);
@@ -101,7 +101,7 @@ TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
       for (int step = 3; step < 6; ++step) {
         const std::vector<std::byte> expected = train_one_step(uninterrupted, step);
         EXPECT_TRUE(train_one_step(resumed, step) == expected)
-            << options.codec << ", " << options.tiers << ", " << map.to_string() << ", step " << step;
+            << options.to_string() << ", " << map.to_string() << ", step " << step;
         state_matters = train_one_step(forgetful, step) != expected || state_matters;
       }
       EXPECT_TRUE(state_matters) << options.codec;
@@ -114,11 +114,11 @@ TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
 TEST(UnitState, HoldsWhatTheContractSays) {
   World world(NodeMap::parse("3x2", 6), lossy_options());
   EXPECT_TRUE(world.ranks[0]->units().states().empty());
-  world.all_reduce(random_arrays(6, 601, DataType::kFloat16), 0.5, nullptr, "b");
-  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, nullptr, "b");
-  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, nullptr, "a");
-  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.125, nullptr, "a");
-  world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, "exact", "never compressed");
+  world.all_reduce(random_arrays(6, 601, DataType::kFloat16), 0.5, {}, "b");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, {}, "b");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, {}, "a");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.125, {}, "a");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, Reason::kNotPrepared, "never compressed");
   for (const auto& communicator : world.ranks) {
     const std::vector<UnitState> states = communicator->units().states();
     ASSERT_EQ(states.size(), 3u);
@@ -140,7 +140,7 @@ TEST(UnitState, HoldsWhatTheContractSays) {
     EXPECT_EQ(communicator->stats().residual_bytes, 0);
     EXPECT_EQ(communicator->stats().num_units, 0);
   }
-  world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, nullptr, "a");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, {}, "a");
   EXPECT_EQ(world.ranks[5]->units().states().at(0).step, 1u) << "it starts anew";
 }
 
@@ -179,7 +179,7 @@ TEST(UnitState, StatesThatDoNotFitAreNamedAndChangeNothing) {
   Options options = lossy_options();
   options.max_units = 1;
   World world(NodeMap::parse("2x2", 4), options);
-  world.all_reduce(random_arrays(4, 400, kFloat32), 1, nullptr, "u");
+  world.all_reduce(random_arrays(4, 400, kFloat32), 1, {}, "u");
   const Checkpoint before = save(world);
   Communicator& communicator = *world.ranks[0];
   std::vector<float> values(1000, 1);
@@ -228,7 +228,7 @@ TEST(UnitState, StatesThatDoNotFitAreNamedAndChangeNothing) {
 // Zeros take no memory before a codec wants them.
 TEST(UnitState, EmptyResidualsAreZeros) {
   World world(NodeMap::parse("2x2", 4), lossy_options());
-  world.all_reduce(random_arrays(4, 400, kFloat32), 1, nullptr, "u");
+  world.all_reduce(random_arrays(4, 400, kFloat32), 1, {}, "u");
   Communicator& communicator = *world.ranks[1];
   communicator.units().load({{"u", 400, kFloat32, Collective::kAllReduce}, 7, 0.5, {}, {}});
   const std::vector<UnitState> states = communicator.units().states();
@@ -251,7 +251,7 @@ TEST(UnitState, GroupsThatHaveNoPlaceForResiduals) {
   EXPECT_NE(error_of(*one_node.ranks[0], state(key, 100)), "");
   EXPECT_EQ(error_of(*one_node.ranks[0], state(key, 0)), "");
   Options options = lossy_options();
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   World flat(NodeMap::parse("2x2", 4), options);
   EXPECT_NE(error_of(*flat.ranks[0], state(key, 100)), "") << "all-reduces are exact there";
   EXPECT_EQ(error_of(*flat.ranks[0], state({"u", 400, kFloat32}, 400)), "");
@@ -262,7 +262,7 @@ struct TwoRanks {
   World world{NodeMap::parse("2x1", 2), lossy_options()};
   std::vector<Array> zeros{2, Array(2000, kFloat32)};
 
-  TwoRanks() { world.reduce_scatter(random_arrays(2, 2000, kFloat32), 0.5, nullptr); }
+  TwoRanks() { world.reduce_scatter(random_arrays(2, 2000, kFloat32), 0.5, {}); }
   std::vector<float> residual() const { return SavedState::copy(world.ranks[1]->units().states().at(0).residual); }
   double scale() const { return world.ranks[1]->units().states().at(0).scale; }
 };
@@ -270,19 +270,19 @@ struct TwoRanks {
 TEST(UnitState, AnExactReductionTakesTheResidualAlongOnce) {
   TwoRanks ranks;
   const std::vector<float> before = ranks.residual();
-  ranks.world.reduce_scatter(ranks.zeros, 0, nullptr);
-  ranks.world.reduce_scatter(ranks.zeros, kInfinity, nullptr);
+  ranks.world.reduce_scatter(ranks.zeros, 0, {});
+  ranks.world.reduce_scatter(ranks.zeros, kInfinity, {});
   EXPECT_EQ(ranks.residual(), before) << "no residual can follow such a scale";
   EXPECT_EQ(ranks.scale(), 0.5);
-  const std::vector<double> sent = ranks.world.reduce_scatter(ranks.zeros, 0.125, "the caller's reason");
+  const std::vector<double> sent = ranks.world.reduce_scatter(ranks.zeros, 0.125, Reason::kNotPrepared);
   for (size_t i = 0; i < before.size(); ++i) {
     ASSERT_EQ(sent[i], 0.5 * before[i]);
   }
-  const std::vector<double> sent_again = ranks.world.reduce_scatter(ranks.zeros, 0.125, "the caller's reason");
+  const std::vector<double> sent_again = ranks.world.reduce_scatter(ranks.zeros, 0.125, Reason::kNotPrepared);
   EXPECT_EQ(sent_again, std::vector<double>(2000));
   const Stats stats = ranks.world.ranks[1]->stats();
-  EXPECT_EQ(stats.exact_calls.at("takes the residual along"), 1);
-  EXPECT_EQ(stats.exact_calls.at("the caller's reason"), 1);
+  EXPECT_EQ(stats.exact_calls.at(Reason::kTakesResidual), 1);
+  EXPECT_EQ(stats.exact_calls.at(Reason::kNotPrepared), 1);
   EXPECT_EQ(stats.residual_bytes, 0);
 }
 
@@ -294,14 +294,14 @@ TEST(UnitState, ALoadedResidualFollowsTheScaleOfTheNextReduction) {
     communicator->units().load({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
   }
   const std::vector<Array> zeros(2, Array(2, kFloat32));
-  EXPECT_EQ(world.reduce_scatter(zeros, 0.5, nullptr), (std::vector<double>{0.25, 0.25}));
+  EXPECT_EQ(world.reduce_scatter(zeros, 0.5, {}), (std::vector<double>{0.25, 0.25}));
   EXPECT_EQ(world.ranks[0]->units().states().at(0).step, 6u);
 }
 
 TEST(UnitState, ScaleResidualsMultipliesBoth) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
-  world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr, "a");
-  world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, nullptr, "b");
+  world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {}, "a");
+  world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, {}, "b");
   const Checkpoint before = save(world);
   for (const auto& communicator : world.ranks) {
     communicator->units().scale_residuals(0.5);

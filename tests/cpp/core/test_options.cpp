@@ -140,7 +140,7 @@ TEST(Options, EnvironmentOverridesDefaults) {
   const Options options = Options::from_environment();
   EXPECT_EQ(options.nodes, "2x2");
   EXPECT_EQ(options.ratio, 4);
-  EXPECT_EQ(options.weights, "delta");
+  EXPECT_EQ(options.weights, WeightForm::kDelta);
   EXPECT_EQ(options.codec, "quant") << "an empty variable is as good as none";
 }
 
@@ -178,7 +178,7 @@ TEST(Options, EachCodecUsesItsOwn) {
   EXPECT_EQ(unused_fields(options), all({of_tagc, {"index_bits"}}));
   options.codec = "tagc";
   EXPECT_EQ(unused_fields(options), all({of_quant, {"index_bits"}}));
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   EXPECT_EQ(unused_fields(options), of_quant);
   options.codec = "none";
   EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, of_lossy, {"index_bits"}}));

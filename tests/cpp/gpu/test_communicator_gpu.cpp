@@ -47,9 +47,9 @@ std::vector<Call> calls_of_every_kind(int64_t world_size, int steps) {
     for (const DataType dtype : kFloatingTypes) {
       for (const int64_t chunk : {0, 1, 301}) {
         const uint64_t seed = calls.size() + 1;
-        calls.push_back({Collective::kReduceScatter, chunk * world_size, dtype, 0.5, "rs", nullptr, seed});
-        calls.push_back({Collective::kAllGather, chunk * world_size, dtype, 1, "ag", nullptr, seed});
-        calls.push_back({Collective::kAllReduce, chunk * world_size + chunk / 2, dtype, 0.3, "ar", nullptr, seed});
+        calls.push_back({Collective::kReduceScatter, chunk * world_size, dtype, 0.5, "rs", {}, seed});
+        calls.push_back({Collective::kAllGather, chunk * world_size, dtype, 1, "ag", {}, seed});
+        calls.push_back({Collective::kAllReduce, chunk * world_size + chunk / 2, dtype, 0.3, "ar", {}, seed});
       }
     }
     std::shuffle(calls.begin() + static_cast<std::ptrdiff_t>(begin), calls.end(), random);
@@ -69,7 +69,7 @@ TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
 std::vector<Options> lossy_options_of_both_tiers() {
   std::vector<Options> all = test::every_lossy_options();
   all.push_back(lossy_options());
-  all.back().tiers = "flat";
+  all.back().tiers = TierMode::kFlat;
   return all;
 }
 
@@ -179,7 +179,7 @@ TEST_P(EveryLossyCodecOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions)
 TEST_P(GpuOnEveryMap, ASingleTierIsThatOfTheCpu) {
   for (const int64_t index_bits : {1, 4}) {
     Options options = lossy_options();
-    options.tiers = "flat";
+    options.tiers = TierMode::kFlat;
     options.index_bits = index_bits;
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
@@ -201,7 +201,7 @@ double bound_like_nccl(const NodeMap& map, int num_ranks, DataType dtype, double
 
 void expect_sums_like_nccl(const NodeMap& map, const Options& options) {
   GpuWorld world(map, options, GpuSettings{.sums = Sums::kLikeNccl});
-  const int num_ranks = options.tiers == "flat" ? map.world_size() : map.ranks_per_node();
+  const int num_ranks = options.tiers == TierMode::kFlat ? map.world_size() : map.ranks_per_node();
   for (const DataType dtype : kFloatingTypes) {
     const int64_t elements = 100 * world.size();
     std::vector<Call> calls = {{Collective::kReduceScatter, elements, dtype, 0.5},
@@ -235,7 +235,7 @@ void expect_sums_like_nccl(const NodeMap& map, const Options& options) {
 TEST_P(GpuOnEveryMap, SumsLikeNcclStayWithinTheirBound) {
   Options options = exact_options();
   expect_sums_like_nccl(GetParam(), options);
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   expect_sums_like_nccl(GetParam(), options);
 }
 

@@ -29,11 +29,11 @@ constexpr DataType kFloat32 = DataType::kFloat32;
 std::vector<Call> calls_of_step(int64_t world_size, uint64_t seed) {
   std::vector<Call> calls;
   for (const char* unit : {"a", "b", "a"}) {
-    calls.push_back({Collective::kReduceScatter, 2100 * world_size, DataType::kBFloat16, 0.5, unit, nullptr, ++seed});
-    calls.push_back({Collective::kAllGather, 900 * world_size, DataType::kBFloat16, 1, "", nullptr, ++seed});
-    calls.push_back({Collective::kAllReduce, 1500 * world_size + 1, kFloat32, 0.25, unit, nullptr, ++seed});
+    calls.push_back({Collective::kReduceScatter, 2100 * world_size, DataType::kBFloat16, 0.5, unit, {}, ++seed});
+    calls.push_back({Collective::kAllGather, 900 * world_size, DataType::kBFloat16, 1, "", {}, ++seed});
+    calls.push_back({Collective::kAllReduce, 1500 * world_size + 1, kFloat32, 0.25, unit, {}, ++seed});
   }
-  calls.push_back({Collective::kReduceScatter, 700 * world_size, kFloat32, 1, "plain", "by request", ++seed});
+  calls.push_back({Collective::kReduceScatter, 700 * world_size, kFloat32, 1, "plain", Reason::kNotPrepared, ++seed});
   return calls;
 }
 
@@ -198,7 +198,7 @@ TEST_F(UnitInGraph, ANewUnitIsRefused) {
 // Every replay would have the seed of one step.
 TEST(GraphOfASingleTier, IsRefused) {
   Options options = lossy_options();
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   GpuWorld world(NodeMap::parse("2x1", 2), options);
   const GpuWorld::Rank& rank = world.ranks[0];
   const test::DeviceArray gradient(*rank.gpu, 200, kFloat32);
@@ -241,7 +241,7 @@ TEST_F(UnitInGraph, TheDeviceCountsInEveryReplay) {
   synchronize();
   const Array gradient(test::random_values(kElements, 5), kFloat32);
   for (int step = 0; step < 3; ++step) {
-    cpu.reduce_scatter({gradient, gradient}, 1, nullptr);
+    cpu.reduce_scatter({gradient, gradient}, 1, {});
   }
   const Stats stats = world_.ranks[0].communicator->stats();
   EXPECT_EQ(stats.codec.kept_elements, cpu.ranks[0]->stats().codec.kept_elements);

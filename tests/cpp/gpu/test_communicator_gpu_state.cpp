@@ -134,8 +134,8 @@ TEST_P(EveryLossyCodecOnGpu, SegmentsAreThoseOfTheCpu) {
   World cpu(world.map, options);
   std::vector<Call> calls;
   for (const uint64_t seed : {1, 2, 3}) {
-    calls.push_back({Collective::kReduceScatter, 2 * 9000 * 2 + 8, DataType::kBFloat16, 0.5, "rs", nullptr, seed});
-    calls.push_back({Collective::kAllReduce, 2 * 9000 * 2 + 5, kFloat32, 0.25, "ar", nullptr, seed});
+    calls.push_back({Collective::kReduceScatter, 2 * 9000 * 2 + 8, DataType::kBFloat16, 0.5, "rs", {}, seed});
+    calls.push_back({Collective::kAllReduce, 2 * 9000 * 2 + 5, kFloat32, 0.25, "ar", {}, seed});
   }
   expect_results_of_cpu(world, cpu, calls, /*in_flight=*/3);
   expect_equal_state(world, cpu);
@@ -146,8 +146,8 @@ TEST_P(EveryLossyCodecOnGpu, AnotherScaleInEachStep) {
   World cpu(world.map, GetParam());
   std::vector<Call> calls;
   for (const double scale : {1.0, 0.125, 3.0, 0.0, -1.0}) {
-    calls.push_back({Collective::kReduceScatter, 4000, kFloat32, scale, "unit", nullptr, calls.size()});
-    calls.push_back({Collective::kAllReduce, 4001, DataType::kFloat16, scale, "unit", nullptr, calls.size()});
+    calls.push_back({Collective::kReduceScatter, 4000, kFloat32, scale, "unit", {}, calls.size()});
+    calls.push_back({Collective::kAllReduce, 4001, DataType::kFloat16, scale, "unit", {}, calls.size()});
   }
   expect_results_of_cpu(world, cpu, calls, calls.size());
   expect_equal_state(world, cpu);

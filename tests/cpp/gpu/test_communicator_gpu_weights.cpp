@@ -174,7 +174,7 @@ TEST(GpuWeights, AGatherThatIsGivenUpChangesNothing) {
   });
   const Stats stats = world.ranks[0].communicator->stats();
   EXPECT_EQ(stats.weights.gathers, 2);
-  EXPECT_EQ(stats.weights.whole, (std::map<std::string, int64_t>{{"the first gather", 1}}));
+  EXPECT_EQ(stats.weights.whole, (std::map<Reason, int64_t>{{Reason::kFirstGather, 1}}));
 }
 
 TEST(GpuWeights, AGatherIsNotFinishedAfterALaterOneOfItsUnit) {
@@ -311,7 +311,7 @@ TEST(GpuWeights, InAGraphTheyCrossWhole) {
     }
   });
   EXPECT_EQ(world.ranks[0].communicator->stats().weights.whole,
-            (std::map<std::string, int64_t>{{"in a CUDA graph", 1}, {"the first gather", 1}}));
+            (std::map<Reason, int64_t>{{Reason::kInGraph, 1}, {Reason::kFirstGather, 1}}));
   weights.move(1e-3);
   gather(world, weights.array());  // differs from what crossed before the graph
   EXPECT_EQ(world.ranks[0].communicator->stats().weights.whole.size(), 2);

@@ -18,11 +18,11 @@ inline std::vector<Call> calls_of_one_step(int64_t world_size, uint64_t seed) {
   std::vector<Call> calls;
   for (int repetition = 0; repetition < 2; ++repetition) {
     for (const char* unit : {"a", "b"}) {
-      calls.push_back({Collective::kReduceScatter, 2100 * world_size, DataType::kBFloat16, 0.5, unit, nullptr, ++seed});
+      calls.push_back({Collective::kReduceScatter, 2100 * world_size, DataType::kBFloat16, 0.5, unit, {}, ++seed});
       calls.push_back(
-          {Collective::kReduceScatter, 700 * world_size, DataType::kFloat32, 1, unit, "by request", ++seed});
-      calls.push_back({Collective::kAllGather, 900 * world_size, DataType::kBFloat16, 1, "", nullptr, ++seed});
-      calls.push_back({Collective::kAllReduce, 1500 * world_size + 1, DataType::kFloat32, 0.25, unit, nullptr, ++seed});
+          {Collective::kReduceScatter, 700 * world_size, DataType::kFloat32, 1, unit, Reason::kNotPrepared, ++seed});
+      calls.push_back({Collective::kAllGather, 900 * world_size, DataType::kBFloat16, 1, "", {}, ++seed});
+      calls.push_back({Collective::kAllReduce, 1500 * world_size + 1, DataType::kFloat32, 0.25, unit, {}, ++seed});
     }
   }
   return calls;

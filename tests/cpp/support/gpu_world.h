@@ -90,7 +90,7 @@ class GpuWorld {
         tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
         tiers.gather_inter = rank.gather_inter = enqueued(on_streams.gather_inter, true);
       }
-      if (options.tiers == "flat") {
+      if (options.tiers == TierMode::kFlat) {
         tiers.flat = rank.flat = enqueued(on_streams.flat, true);
       }
       rank.communicator = std::make_unique<Communicator>(map, r, tiers, options, rank.gpu);
@@ -124,7 +124,7 @@ struct Call {
   DataType dtype = DataType::kFloat32;
   double scale = 1;
   std::string unit = "unit";
-  const char* why_exact = nullptr;
+  std::optional<Reason> why_exact = {};
   uint64_t seed = 1;
 
   bool gathers() const { return collective == Collective::kAllGather; }

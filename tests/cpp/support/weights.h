@@ -15,7 +15,7 @@ namespace isthmus::test {
 
 inline Options delta_options() {
   Options options;
-  options.weights = "delta";
+  options.weights = WeightForm::kDelta;
   options.min_elements = 0;
   return options;
 }

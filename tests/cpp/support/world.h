@@ -56,7 +56,7 @@ inline std::vector<Options> every_lossy_options() {
     }
     if (codec == Options().codec) {
       all.push_back(options_of_codec(codec));
-      all.back().error_feedback = "on";
+      all.back().error_feedback = ErrorFeedback::kOn;
     }
   }
   return all;
@@ -67,8 +67,8 @@ inline std::vector<Options> every_options() {
   return all;
 }
 inline std::string name_of_codec(const ::testing::TestParamInfo<Options>& parameter) {
-  return parameter.param.codec + (parameter.param.error_feedback == "on" ? "_with_feedback" : "") +
-         (parameter.param.tiers == "flat" ? "_flat" : "");
+  return parameter.param.codec + (parameter.param.error_feedback == ErrorFeedback::kOn ? "_with_feedback" : "") +
+         (parameter.param.tiers == TierMode::kFlat ? "_flat" : "");
 }
 
 using Wrap = std::function<Tiers(int rank, Tiers tiers)>;
@@ -87,7 +87,7 @@ class World {
   int size() const { return map.world_size(); }
 
   // Every rank's shard, end to end: where inputs[r] is rank r's gradient.
-  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, const char* why_exact,
+  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, std::optional<Reason> why_exact,
                                      const std::string& unit = "unit") {
     std::vector<std::vector<double>> shards(static_cast<size_t>(size()));
     run_ranks_well(size(), [&](int rank) {
@@ -105,7 +105,7 @@ class World {
   }
 
   // What every rank got.
-  std::vector<Array> all_reduce(std::vector<Array> inputs, double scale, const char* why_exact,
+  std::vector<Array> all_reduce(std::vector<Array> inputs, double scale, std::optional<Reason> why_exact,
                                 const std::string& unit = "unit") {
     run_ranks_well(size(), [&](int rank) {
       const Buffer data = inputs[rank].buffer();

@@ -106,7 +106,7 @@ std::string name_of(const Options& options, DataType dtype) {
 
 Options flat_options(double ratio, double sparsity, int64_t index_bits) {
   Options options = tagc_options(ratio, sparsity);
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   options.index_bits = index_bits;
   return options;
 }

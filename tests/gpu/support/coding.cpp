@@ -28,7 +28,7 @@ std::string settings_of(const std::string& codec, const Options& options) {
                   options.cell_type.c_str());
   } else if (codec == "quant") {
     std::snprintf(settings, sizeof(settings), ", %d bits%s", static_cast<int>(options.bits),
-                  options.error_feedback == "on" ? ", feedback" : "");
+                  options.error_feedback == ErrorFeedback::kOn ? ", feedback" : "");
   }
   return settings;
 }
@@ -63,7 +63,7 @@ Options tagc_options(double ratio, double sparsity) {
 Options quant_options(int64_t bits, bool error_feedback) {
   Options options;
   options.bits = bits;
-  options.error_feedback = error_feedback ? "on" : "off";
+  options.error_feedback = error_feedback ? ErrorFeedback::kOn : ErrorFeedback::kOff;
   return options;
 }
 

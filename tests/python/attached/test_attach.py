@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import isthmus
 from isthmus import backends as _backends
+from isthmus import native
 from isthmus.group import process as _process
-from isthmus.units import identify as _identify
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
@@ -180,7 +180,7 @@ def collectives_know_their_unit_without_the_stack() -> None:
     assert isthmus.stats(process_group)["weights"]["gathers"] == 1
     # Some parameters have no gradient, and nothing tells which.
     unit._reduce_scatter_comm(torch.empty(3), torch.ones(12), process_group, dist.ReduceOp.SUM)
-    assert isthmus.stats(process_group)["exact_calls"] == {_identify.UNKNOWN_PARAMETERS: 1}
+    assert isthmus.stats(process_group)["exact_calls"] == {native.load().Reason.UNKNOWN_SET.text: 1}
 
 
 # --- Again, and back ---

@@ -80,7 +80,7 @@ def same_bits_as_gloo(directory: str) -> None:
     pairs = [dist.new_group([rank, rank + 2], pg_options=options) for rank in range(2)]
     inside = [dist.new_group([2 * node, 2 * node + 1], pg_options=options) for node in range(2)]
     assert "1 rank" in isthmus.stats(pairs[RANK % 2])["node_map"]
-    assert isthmus.stats(inside[RANK // 2])["notes"]
+    assert isthmus.stats(inside[RANK // 2])["one_tier"]
     dist.barrier()  # nobody leaves while another still connects
     dist.destroy_process_group()
     Path(directory, f"done.{RANK}").touch()

@@ -222,7 +222,7 @@ def test_an_abort_ends_while_kernels_of_several_communicators_spin() -> None:
 def gather_weights(unit: str) -> dist.Work:
     """Begin a gather of a unit's weights, whose second half is for its wait()."""
     core = native.load()
-    core.push_unit(unit, 0, "", owner=1, in_halves=True)
+    core.push_unit(unit, owner=1, in_halves=True)
     try:
         return dist.all_gather_into_tensor(
             torch.empty(4 * 4096, device="cuda"), torch.ones(4096, device="cuda"), async_op=True

@@ -31,6 +31,14 @@ def test_every_codec_has_a_page_and_an_id():
         assert re.search(rf"\| codec \|.*\d `{codec}`", packets), codec
 
 
+def test_every_reason_stands_in_a_list_in_order():
+    reduced = (ROOT / "docs/algorithms.md").read_text().partition("**Reasons** ")[2].partition("\n\n")[0]
+    gathered = (ROOT / "docs/weights.md").read_text().partition("## Gathers that cross whole")[2].partition("\n## ")[0]
+    named = [" ".join(one.split()) for one in re.findall("`(.*?)`", reduced + gathered, re.DOTALL)]
+    reasons = [reason.text for reason in _native.load().Reason.__members__.values()]
+    assert list(dict.fromkeys(one for one in named if one in reasons)) == reasons
+
+
 @pytest.mark.processes
 def test_commits_that_documents_name_are_in_the_repository():
     named = {found for document in DOCUMENTS for found in re.findall(r"\bcommit\s+`(\w+)`", document.read_text())}

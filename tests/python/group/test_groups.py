@@ -241,7 +241,7 @@ def nodes_of_unequal_size_are_exact_and_say_so() -> None:
         reduce_scatter_works(group)
         stats = isthmus.stats(group)
         assert stats["node_map"] == "0,2|1"
-        assert stats["notes"][0].startswith("no two-tier path: it needs several nodes with equally many ranks")
+        assert stats["one_tier"].startswith("no two-tier path: it needs several nodes with equally many ranks")
         assert stats["exact_calls"] == {"the group is not on several nodes of one size": 1}
         assert stats["collectives"]["reduce_scatter"]["calls"] == 0
     dist.barrier()

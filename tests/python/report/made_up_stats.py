@@ -61,6 +61,7 @@ def group(**changes: Any) -> dict[str, Any]:
         "ran_s": 10.0,
         "waited_s": 4.0,
         "devices": {"cpu": {"compressed_calls": 1, "skipped_steps": 1, "units": [unit()]}},
+        "one_tier": "",
         "notes": [],
     }
     return found | changes

@@ -110,6 +110,7 @@ def test_groups_are_added_up_and_their_units_and_notes_say_whose_they_are() -> N
         node_map="2 nodes x 1 rank, in blocks",
         exact_calls={"below min_elements": 2},
         weights={"gathers": 0, "whole": {"first": 1}},
+        one_tier="one node",
         notes=["a note"],
         devices={"cpu": {"compressed_calls": 2, "skipped_steps": 1, "units": [made_up.unit("1")]}, "cuda:0": {}},
     )
@@ -122,6 +123,7 @@ def test_groups_are_added_up_and_their_units_and_notes_say_whose_they_are() -> N
     assert total["weights"] == {"gathers": 0, "whole": {"first": 1}}
     assert [(unit["name"], unit["group"]) for unit in total["units"]] == [("0", "default"), ("0", "mesh_dp")]
     assert total["notes"] == ["mesh_dp: a note"]
+    assert (total["one_tier"], added({"mesh_dp": other, "dp": other})["one_tier"]) == ("", "one node")
     assert total["skipped_steps"] == 1  # the step is one, in all groups
     cpu = total["devices"]["cpu"]
     assert (cpu["compressed_calls"], cpu["skipped_steps"], len(cpu["units"])) == (3, 1, 2)
@@ -145,7 +147,7 @@ def test_names_of_groups(description: str, taken: list[str], name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"notes": ["no two-tier path: it needs several nodes, and this group has 1 node"]}, "no two-tier path: it"),
+        ({"one_tier": "no two-tier path: it needs several nodes, and this group has 1 node"}, "no two-tier path: it"),
         ({}, "nothing was reduced yet, or nothing that is taken for a gradient"),
         (
             {

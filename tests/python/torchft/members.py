@@ -97,7 +97,7 @@ def gradient(rank: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor
 def reduce_one(group: ProcessGroupIsthmus, tensor: torch.Tensor, step: int) -> torch.Tensor:
     """Sum a gradient over the members, as a manager does."""
     summed = tensor.clone()
-    with group.reducing(("bucket 0", 0, "", 0, None), lambda: step):
+    with group.reducing(("bucket 0", 0, None, 0, None), lambda: step):
         group.allreduce([summed], ReduceOp.SUM).wait()
     if error := group.errored():
         raise error

@@ -215,7 +215,7 @@ def test_a_wait_that_takes_too_long_fails_the_quorum() -> None:
     with members() as world:
         groups = [world.make() for _ in range(2)]
         world.meet(groups)
-        with groups[0].reducing(("bucket 0", 0, "", 0, None), lambda: 0):
+        with groups[0].reducing(("bucket 0", 0, None, 0, None), lambda: 0):
             work = groups[0].allreduce([gradient(0, 0)], ReduceOp.SUM)
         assert work.wait(timedelta(milliseconds=50))
         assert "imed out" in str(groups[0].errored())

@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 import isthmus
+from isthmus import native
 from support.families import world
 
 UNITS = ("blocks.0", "blocks.1", "root")
-REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
-WHOSE_RESIDUAL = "unknown parameters, and the codec keeps a residual"
-MAY_HOLD_COPIES = "unknown parameters, of which ranks outside of the group may hold copies"
+REASONS = native.load().Reason
 # Codecs that keep residuals, with so little sent that a residual would be seen.
 KEEPING: dict[str, dict[str, Any]] = {
     "tagc": {"codec": "tagc", "sparsity": 0.75, "ratio": 2},

@@ -17,8 +17,7 @@ from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from isthmus.units.copies import OTHER_NODES
-from python.units.identity import KEEPING, MAY_HOLD_COPIES, REPLICAS
+from python.units.identity import KEEPING, REASONS
 from support.checks import Table
 
 table, table_of_six = Table(), Table()
@@ -177,28 +176,28 @@ def copies_agree_under_fsdp1() -> None:
 
 @table
 def copies_beside_parts_are_exact_under_fsdp1() -> None:
-    check_copies(fsdp1_in_one_unit, REPLICAS)
-    check_copies(prepared(fsdp1_in_one_unit), REPLICAS, **KEEPING["tagc"])
+    check_copies(fsdp1_in_one_unit, REASONS.MIXED_COPIES.text)
+    check_copies(prepared(fsdp1_in_one_unit), REASONS.MIXED_COPIES.text, **KEEPING["tagc"])
 
 
 @table
 def copies_agree_under_fsdp2() -> None:
     check_copies(fsdp2_in_two_units)
     check_copies(prepared(fsdp2_in_two_units), **KEEPING["tagc"])
-    check_copies(prepared(fsdp2_in_one_unit), REPLICAS)
+    check_copies(prepared(fsdp2_in_one_unit), REASONS.MIXED_COPIES.text)
 
 
 @table
 def copies_agree_under_ddp() -> None:
-    check_copies(ddp_of_parts, MAY_HOLD_COPIES, gradients="backward")
-    check_copies(prepared(ddp_of_parts), REPLICAS)
+    check_copies(ddp_of_parts, REASONS.MAY_HOLD_COPIES.text, gradients="backward")
+    check_copies(prepared(ddp_of_parts), REASONS.MIXED_COPIES.text)
 
 
 @table
 def copies_beside_marked_parts_are_exact() -> None:
     for wrap in (fsdp2_marked, fsdp1_in_one_unit, prepared(fsdp2_marked), prepared(fsdp1_in_one_unit)):
-        check_copies(wrap, REPLICAS, Marked)
-    check_copies(prepared(ddp_of_mesh), REPLICAS, Marked)
+        check_copies(wrap, REASONS.MIXED_COPIES.text, Marked)
+    check_copies(prepared(ddp_of_mesh), REASONS.MIXED_COPIES.text, Marked)
 
 
 @table_of_six
@@ -211,7 +210,7 @@ def copies_agree_where_their_groups_lie_on_nodes_alike() -> None:
 def copies_are_exact_where_one_group_is_inside_a_node() -> None:
     """Ranks 0 and 3 reduce on one node what 1 and 4, 2 and 5 reduce between two."""
     for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
-        exact = "the group is not on several nodes of one size" if dist.get_rank() % 3 == 0 else OTHER_NODES
+        exact = (REASONS.ONE_TIER if dist.get_rank() % 3 == 0 else REASONS.OTHER_NODES).text
         check_copies(wrap, exact, Copied, nodes="0,1,2,3|4,5")
 
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from python.training.wraps import simple_fsdp
-from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, TwoLayers, group_of, world_of
+from python.units.identity import KEEPING, REASONS, UNITS, TwoLayers, group_of, world_of
 from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained
 from support.checkpoints import group as tagc_group
 from support.checks import Table
@@ -66,7 +66,7 @@ def twins_of_ddp_are_exact_where_the_codec_keeps_residuals() -> None:
         process_group = group_of(gradients="backward", **options)
         leaked = norm_of_no_gradient(lambda m, g=process_group: DistributedDataParallel(m, process_group=g))
         assert leaked == 0, (name, leaked)
-        assert exact_calls(process_group)[WHOSE_RESIDUAL] == 12, name
+        assert exact_calls(process_group)[REASONS.WHOSE_RESIDUAL.text] == 12, name
         notes = " ".join(isthmus.stats(process_group)["notes"])
         assert "isthmus.prepare(model)" in notes and "residual" in notes
 

@@ -65,7 +65,7 @@ def ddp_without_the_option_is_exact_and_explained() -> None:
     assert stats["compressed_calls"] == 0
     assert stats["exact_calls"]["not labelled, in a backward pass"] > STEPS
     assert 'gradients="backward"' in stats["notes"][0]
-    backend_of(process_group).set_gradients("backward")
+    process_group = group("default", gradients="backward")
     train(ddp(process_group))
     assert isthmus.stats(process_group)["compressed_calls"] > STEPS
     assert "gradients=backward" in isthmus.stats(process_group)["options"]

@@ -19,13 +19,13 @@ inline Options options_of(int64_t bits) {
 }
 
 inline Options with_feedback(Options options) {
-  options.error_feedback = "on";
+  options.error_feedback = ErrorFeedback::kOn;
   return options;
 }
 
 inline reference::QuantParameters parameters_of(const Options& options, PacketContext context = kContext) {
   return {.bits = static_cast<int>(options.bits),
-          .error_feedback = options.error_feedback == "on",
+          .error_feedback = options.error_feedback == ErrorFeedback::kOn,
           .unit_hash = context.unit_hash,
           .step = context.step,
           .segment = context.segment,

@@ -32,8 +32,7 @@ std::vector<uint32_t> bits_but_nan_of(const std::vector<float>& values) {
 
 // Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, const std::vector<std::vector<float>>& pieces) {
-  SCOPED_TRACE(testing::Message() << pieces[0].size() << " elements, " << options.bits << " bits, feedback "
-                                  << options.error_feedback);
+  SCOPED_TRACE(testing::Message() << pieces[0].size() << " elements, " << options.codec_settings());
   QuantCodec codec(options);
   std::vector<float> residual(codec.keeps_residual() ? pieces[0].size() : 0);
   std::vector<float> expected_residual = residual;

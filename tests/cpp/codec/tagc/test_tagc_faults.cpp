@@ -97,7 +97,7 @@ TEST(Tagc, RejectsWrongOptions) {
   EXPECT_THROW(TagcCodec(options_of({4, -.1})), OptionError);
   EXPECT_THROW(TagcCodec(with_cells(options_of({4, .9}), "fp8")), OptionError);
   Options without_feedback;
-  without_feedback.error_feedback = "off";
+  without_feedback.error_feedback = ErrorFeedback::kOff;
   EXPECT_THROW(TagcCodec{without_feedback}, OptionError);
 }
 

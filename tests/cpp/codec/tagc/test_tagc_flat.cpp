@@ -29,7 +29,7 @@ constexpr Setting kSettings[] = {{2, .8, 1}, {4, .9, 4}, {10, .9875, 1}, {10, .9
 
 Options options_of(Setting setting) {
   Options options;
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   options.ratio = setting.ratio;
   options.sparsity = setting.sparsity;
   options.index_bits = setting.index_bits;

@@ -26,7 +26,7 @@ constexpr int kChunks = 3;
 
 Options options_of(double ratio, double sparsity, int64_t index_bits) {
   Options options;
-  options.tiers = "flat";
+  options.tiers = TierMode::kFlat;
   options.ratio = ratio;
   options.sparsity = sparsity;
   options.index_bits = index_bits;
