@@ -28,15 +28,14 @@ from isthmus.attached.companions import (
 from isthmus.backends import backends_of, companion_of, group_on_isthmus, options_from
 from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import name_ranks
-from isthmus.units.collectives import is_in_a_pass, why_not_replaceable
+from isthmus.torch_private.models import gather_group, is_in_a_pass, replicate_group
+from isthmus.units.collectives import why_not_replaceable
 from isthmus.units.models import (
     ddp_modules,
     fsdp1_units,
     fsdp2_groups,
     fsdp2_units,
-    gather_group,
     groups_of,
-    replicate_group,
     shard_group,
 )
 from isthmus.units.owners import owners_of

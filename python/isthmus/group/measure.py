@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from isthmus.backends import backend_of
 from isthmus.group.gloo import Group, gloo_interfaces, gloo_tier
 from isthmus.group.nodes.launchers import rendezvous
+from isthmus.torch_private.groups import job_store, timeout_of
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -100,7 +101,7 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
         rank=group.rank(),
         global_ranks=backend.global_ranks,
         world_size=dist.get_world_size(),
-        timeout=backend.options._timeout,
+        timeout=timeout_of(backend.options),
     )
     stage = _Stage(group, budget_s)
     intra = inter = None
@@ -286,7 +287,7 @@ def _buffers(num_bytes: int) -> tuple[Tensor, Tensor]:
 
 def _fresh_store(group: dist.ProcessGroup) -> Store:
     """A prefix of the default store that no earlier measurement used, even one of a run that was restarted."""
-    store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
+    store = PrefixStore(f"isthmus/measure/{group.group_name}", job_store())
     number = torch.tensor(store.add("measurements", 1))
     dist.all_reduce(number, dist.ReduceOp.MAX, group)
     return PrefixStore(str(int(number)), store)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from isthmus import native
 from isthmus.group.nodes import node_map
 from isthmus.group.nodes.node_map import Surroundings
+from isthmus.torch_private.groups import job_store
 
 
 def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) -> None:
@@ -20,7 +21,7 @@ def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) 
     """
     if dist.is_initialized():
         note = json.dumps(asdict(surroundings))
-        dist.distributed_c10d._get_default_store().set(_key(global_rank, nodes_option), note)
+        job_store().set(_key(global_rank, nodes_option), note)
 
 
 def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:
@@ -28,7 +29,7 @@ def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:
 
     Waits for ranks that have not made the group yet; raises DistStoreError after the timeout of the job's store.
     """
-    store = dist.distributed_c10d._get_default_store()
+    store = job_store()
     notes = store.multi_get([_key(rank, nodes_option) for rank in ranks])
     surroundings = [Surroundings.from_json(json.loads(note)) for note in notes]
     return node_map.choose(ranks, surroundings, dist.get_world_size(), native.load().describe_nodes).node_of_rank

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
-from isthmus.backends import all_groups, backends_of
+from isthmus.backends import backends_of
 from isthmus.error_reports import log_to_stderr
 from isthmus.group import looks
+from isthmus.torch_private.groups import all_groups
 from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from isthmus import native
 from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
-from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
+from isthmus.group.cuda import bound_device, connections_warning, devices, why_none
 from isthmus.group.gloo import Group, gloo_tier
 from isthmus.group.nodes.node_map import BEYOND, Nodes
 from isthmus.group.notes import leave_note
 from isthmus.group.rails import Place, doubts, found
 from isthmus.job import warn_once
+from isthmus.torch_private.groups import backends_by_device, make_nccl, set_timeout, timeout_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -68,7 +69,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options, beyon
             rank=rank,
             global_ranks=list(range(size)) if beyond_job else list(options.global_ranks_in_group),
             world_size=size if beyond_job else dist.get_world_size(),
-            timeout=options._timeout,
+            timeout=timeout_of(options),
             beyond_job=beyond_job,
             device=bound_device(None),
         ),
@@ -93,7 +94,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
     process.set_up(options, group.rank, _create_split)
     for sentence in options_without_effect(options) if group.rank == 0 else []:
         warn_once(sentence)
-    options._timeout = group.timeout
+    set_timeout(options, group.timeout)
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = choose(place(group, introductions))
     _log_nodes(group, nodes, [introduction.place for introduction in introductions])
@@ -127,7 +128,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     core = native.load()
     if not no_cuda:
         cuda = core.CudaParts(
-            world=_borrowed_world(group, "cuda") or make_world(group), store=PrefixStore("tiers", group.store)
+            world=_borrowed_world(group, "cuda") or _nccl(group), store=PrefixStore("tiers", group.store)
         )
     backend: _C.Backend = core.Backend(
         # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
@@ -157,8 +158,13 @@ def _borrowed_world(group: Group, device: str) -> Any:
     """
     if group.beside is None:
         return None
-    types = {kind.type: kind for kind in group.beside._device_types}
-    return group.beside._get_backend(types.get(device, next(iter(types.values()))))
+    backends = backends_by_device(group.beside)
+    return backends.get(device, next(iter(backends.values())))
+
+
+def _nccl(group: Group) -> Any:
+    store = PrefixStore("nccl", group.store)
+    return make_nccl(store, group.rank, group.global_ranks, group.timeout, group.name, group.device)
 
 
 def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:

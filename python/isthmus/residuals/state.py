@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import all_groups, backends_of, isthmus_backend
+from isthmus.backends import backends_of, isthmus_backend
 from isthmus.job import warn_once
 from isthmus.residuals.live_units import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved_state import (
@@ -29,6 +29,7 @@ from isthmus.residuals.saved_state import (
     tensor_key,
     to_text,
 )
+from isthmus.torch_private.groups import all_groups
 from isthmus.units.layout import Layout
 from isthmus.units.models import fsdp2_roots, groups_of
 from isthmus.units.owners import living, owners_of

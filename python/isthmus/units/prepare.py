@@ -14,20 +14,19 @@ from torch.distributed.tensor import DTensor
 from isthmus import native
 from isthmus.backends import group_on_isthmus
 from isthmus.job import warn_on_first_rank
+from isthmus.torch_private.models import ParamGroup, device_of, gather_group, handle_of
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
 from isthmus.units.collectives import replace_collectives, why_not_replaceable
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Parameter, clean_name
 from isthmus.units.models import (
-    ParamGroup,
     Unit,
     ddp_modules,
     fsdp1_units,
     fsdp2_groups,
     fsdp2_roots,
     fsdp2_units,
-    gather_group,
     groups_of,
     let_reductions_overlap,
     shard_group,
@@ -115,14 +114,14 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         if found := units_of_groups.get(group):
             raise ValueError(f"unit {found.unit.name!r} of FSDP2 belongs to another prepared model")
     owners = {unit.name: number_of(group) for group, unit in fsdp2.items()}
-    owners |= {unit.name: number_of(module._handle) for module, _, unit in fsdp1}
+    owners |= {unit.name: number_of(handle_of(module)) for module, _, unit in fsdp1}
     owners |= {"bucket": number_of(ddp[0])} if ddp else {}
     prepared.take_number(groups_of(model), owners)
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, flat, unit in fsdp1:
         layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
-        owner = number_of(fsdp_module._handle)
+        owner = number_of(handle_of(fsdp_module))
         native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact, owner)
     for module in ddp:
         register_bucket_hook(module, prepared)
@@ -161,7 +160,7 @@ def _prepare_fsdp2(
         full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
         units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
     let_reductions_overlap(list(units))
-    if prepared.prefetches and any(group.device.type == "cuda" for group in units):
+    if prepared.prefetches and any(device_of(group).type == "cuda" for group in units):
         prepared.prefetch = Prefetch(model)
     for group, unit in units.items():
         if not crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):

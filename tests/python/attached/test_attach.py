@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 import isthmus
 from isthmus import backends as _backends
 from isthmus.group import process as _process
+from isthmus.torch_private.models import param_groups_of, section_elements, trainable_indexes
 from isthmus.units import identify as _identify
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
-from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
     WIDTH,
     Model,

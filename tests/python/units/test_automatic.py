@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 import isthmus
 from isthmus import native
 from isthmus.group import process
+from isthmus.torch_private.models import param_groups_of
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
-from isthmus.units.models import param_groups_of
 from support import ranks
 from support.checkpoints import (
     BFLOAT16,

@@ -9,14 +9,18 @@ from typing import Any
 
 import torch
 
-from isthmus.units.models import ParamGroup
+from isthmus.torch_private.models import ParamGroup
+
+# --- Which unit FSDP itself reduces, or gathers, and no hook of a user's does; where a first forward pass begins ---
+# Instead: a thread-local "current collective" (kind, module's path, parameters, their sizes in a row), and a global
+# hook of `fully_shard`
 
 
 def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup, Any] | None:
     """Return what FSDP reduces with this thread's call on these tensors; None if FSDP does not make it.
 
     For FSDP2: its object, and the indexes of the parameters with gradients, as in `trainable_indexes`. For FSDP1: its
-    state and the flat parameter.
+    state and the handle of the flat parameter.
     """
     frame: FrameType | None = sys._getframe(1)
     by_torch = True  # no code of a user's is between FSDP and the collective
@@ -28,11 +32,12 @@ def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup,
         if function == "_reduce_grad" and module == _FSDP1_REDUCES:
             values = frame.f_locals
             reduces = _reduces(values, "padded_unsharded_grad", "new_sharded_grad", output, input, by_torch)
-            return (values["state"], values["handle"].flat_param) if reduces else None
+            return (values["state"], values["handle"]) if reduces else None
         if function == "_reduce_grad_no_shard" and module == _FSDP1_REDUCES:
             values = frame.f_locals
             flat = values["handle"].flat_param
-            return (values["state"], flat) if _is_same(input, flat.grad) and _is_same(output, flat.grad) else None
+            reduces = _is_same(input, flat.grad) and _is_same(output, flat.grad)
+            return (values["state"], values["handle"]) if reduces else None
         by_torch = by_torch and (module in _COLLECTIVES or str(module).startswith("isthmus."))
         frame = frame.f_back
     return None
