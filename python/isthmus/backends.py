@@ -115,6 +115,11 @@ def options_from(options: _C.Options | None, keywords: Mapping[str, Any]) -> _C.
     return given
 
 
+def agreed_texts(options: _C.Options) -> dict[str, str]:
+    """Return the options that all ranks of a group must have alike, as text."""
+    return {name: str(getattr(options, name)) for name, *_ in native.load().option_fields() if name != "log"}
+
+
 def options_without_effect(options: _C.Options) -> list[str]:
     """Return a sentence for each option that was set but has no effect."""
     return [

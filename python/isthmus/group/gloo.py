@@ -55,4 +55,5 @@ def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
         else ProcessGroupGloo.create_default_device(lazy_init=False)
         for interface in gloo_interfaces()
     ]
-    return make_gloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), group.timeout, devices)
+    store = PrefixStore(f"{name}/{ranks[0]}", group.store)
+    return make_gloo(store, ranks.index(group.rank), len(ranks), group.timeout, devices)

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import isthmus_backend
-from isthmus.group.notes import nodes_of
+from isthmus.group.agreement import nodes_of
 from isthmus.torch_private.models import (
     ParamGroup,
     dtensor_spec,

@@ -44,9 +44,9 @@ class Unit:
 
     name: str  # in the model: "blocks.0", "root"
     parameters: tuple[Parameter, ...]  # with padding between them
-    in_rows: bool  # FSDP2
-    shard_group: dist.ProcessGroup | None
-    replicate_group: dist.ProcessGroup | None
+    in_rows: bool = False  # FSDP2
+    shard_group: dist.ProcessGroup | None = None
+    replicate_group: dist.ProcessGroup | None = None
 
     @property
     def num_shards(self) -> int:
@@ -67,23 +67,13 @@ class Unit:
 
 def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
     """Return the unit of a bucket that holds these parameters."""
-    return Unit(
-        name=f"bucket {index}",
-        parameters=tuple(parameters),
-        in_rows=False,
-        shard_group=None,
-        replicate_group=process_group,
-    )
-
-
-def units_of(model: nn.Module) -> list[Unit]:
-    """Return the FSDP2 and FSDP1 units in `model`, in the order of its modules."""
-    return [unit for _, unit in fsdp2_units(model)] + [unit for _, _, unit in fsdp1_units(model)]
+    return Unit(f"bucket {index}", tuple(parameters), replicate_group=process_group)
 
 
 def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
     """Return the process groups that gradients of `model` may be reduced over, with any backend."""
-    groups = [group for unit in units_of(model) for group in unit.process_groups]
+    units = [unit for _, unit in fsdp2_units(model)] + [unit for _, _, unit in fsdp1_units(model)]
+    groups = [group for unit in units for group in unit.process_groups]
     groups += [module.process_group for _, module in ddp_modules(model)]
     # The mesh of a DTensor says nothing about FSDP2's groups: torch takes meshes of equal ranks for one another.
     if not groups:
@@ -204,7 +194,6 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, Uni
             Unit(
                 name=unit_name([prefix]),
                 parameters=tuple(Parameter(clean_name(name), tuple(shape)) for name, shape in names),
-                in_rows=False,
                 shard_group=module.process_group if is_sharded(handle) else None,
                 replicate_group=hybrid_group(module) if is_sharded(handle) else module.process_group,
             ),

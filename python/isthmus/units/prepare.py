@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -119,13 +120,17 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     prepared.take_number(groups_of(model), owners)
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, flat, unit in fsdp1:
-        layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
-        owner = number_of(handle_of(fsdp_module))
-        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact, owner)
+        _name_parameter(flat, unit, prepared, exact, handle_of(fsdp_module))
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
+
+
+def _name_parameter(parameter: torch.Tensor, unit: Unit, prepared: Prepared, exact: str, owner: Any) -> None:
+    """Let autograd tell the native module that a reduction belongs to this unit."""
+    name, layout_hash = prepared.full_name(unit.name), prepared.remember(unit.layout())
+    native.load().name_parameter(parameter, name, layout_hash, exact, number_of(owner))
 
 
 def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
@@ -218,26 +223,12 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     parameters = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
     if not parameters or not _is_on_isthmus(groups_of(model)):
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
-    prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
+    # Only the model knows over which dimensions of its mesh a parameter is reduced.
+    prepared.units = [Unit(clean_name(name), (Parameter(clean_name(name), tuple(p.shape)),)) for name, p in parameters]
     prepared.take_number(groups_of(model), {clean_name(name): number_of(p) for name, p in parameters})
     for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
-        layout_hash = prepared.remember(unit.layout())
-        exact = prepared.exact_reason(unit.name)
-        full_name = prepared.full_name(unit.name)
-        native.load().name_parameter(parameter, full_name, layout_hash, exact, number_of(parameter))
+        _name_parameter(parameter, unit, prepared, prepared.exact_reason(unit.name), parameter)
         names_of_dtensors[parameter] = prepared.full_name(unit.name)
-
-
-def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
-    """Return a unit of one parameter. Only its model knows over which dimensions of its mesh it is reduced."""
-    described = (Parameter(name, tuple(parameter.shape)),)
-    return Unit(
-        name=name,
-        parameters=described,
-        in_rows=False,
-        shard_group=None,
-        replicate_group=None,
-    )
 
 
 def _what_was_found(model: nn.Module) -> str:
