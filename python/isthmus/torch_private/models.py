@@ -62,18 +62,11 @@ class ShardedParameter(NamedTuple):
     tensor: torch.Tensor  # the DTensor of this rank's shard
 
 
-def parameters_of(group: ParamGroup) -> list[ShardedParameter]:
-    """Return the parameters of a unit."""
-    return [
-        ShardedParameter(
-            param._module_info.module,
-            param._module_info.param_name,
-            param._orig_size,
-            param.fsdp_placement.dim,
-            param.sharded_param,
-        )
-        for param in group.fsdp_params
-    ]
+def parameters_of(group: ParamGroup) -> Iterator[ShardedParameter]:
+    """Yield the parameters of a unit."""
+    for param in group.fsdp_params:
+        info, dim = param._module_info, param.fsdp_placement.dim
+        yield ShardedParameter(info.module, info.param_name, param._orig_size, dim, param.sharded_param)
 
 
 def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
@@ -85,8 +78,7 @@ def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
 
 def section_elements(group: ParamGroup, index: int) -> int:
     """Return how many elements of a row belong to the parameter with this index in the unit."""
-    elements: int = group.fsdp_params[index].padded_sharded_param_size.numel()
-    return elements
+    return int(group.fsdp_params[index].padded_sharded_param_size.numel())
 
 
 def path_of(group: ParamGroup) -> str | None:
@@ -162,8 +154,7 @@ def is_in_a_pass(group: ParamGroup) -> bool:
 
 def is_in_forward(group: ParamGroup) -> bool:
     """Return whether FSDP2 gathers a unit for a forward pass now, ahead or not."""
-    name: str = group._training_state.name
-    return name == "FORWARD"
+    return bool(group._training_state.name == "FORWARD")
 
 
 # --- To gather one unit ahead as soon as the gather before it is waited for; whether the user prefetches ---

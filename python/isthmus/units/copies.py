@@ -19,17 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from isthmus import native
 from isthmus.backends import isthmus_backend
 from isthmus.group.agreement import nodes_of
-from isthmus.torch_private.models import (
-    ParamGroup,
-    dtensor_spec,
-    fsdp1_mesh,
-    hybrid_group,
-    mesh_of,
-    parameters_in,
-    parameters_of,
-    replicate_group,
-    root_mesh,
-)
+from isthmus.torch_private import models as private
+from isthmus.torch_private.models import ParamGroup
 from isthmus.units.models import shard_group
 
 OTHER_NODES = "groups that reduce copies of the parameters lie on nodes in another way"
@@ -37,9 +28,9 @@ OTHER_NODES = "groups that reduce copies of the parameters lie on nodes in anoth
 
 def why_fsdp2_is_exact(group: ParamGroup) -> str:
     """Return why copies keep FSDP2's unit exact, "" if they do not."""
-    tensors = [param.tensor for param in parameters_of(group)]
+    tensors = [param.tensor for param in private.parameters_of(group)]
     split = {_is_split_elsewhere(group, tensor) or _is_marked_split(tensor) for tensor in tensors}
-    return _why_exact(split, (shard_group(group), replicate_group(group)), mesh_of(group))
+    return _why_exact(split, (shard_group(group), private.replicate_group(group)), private.mesh_of(group))
 
 
 _why_flat_is_exact: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
@@ -48,9 +39,9 @@ _why_flat_is_exact: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
 def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> str:
     """Return why copies keep FSDP1's flat parameter exact, "" if they do not. module: FSDP1's module or its state."""
     if flat_parameter not in _why_flat_is_exact:
-        split = {_splits(spec) or _is_marked_split(made) for spec, made in parameters_in(flat_parameter)}
-        groups = (module.process_group, hybrid_group(module))
-        _why_flat_is_exact[flat_parameter] = _why_exact(split, groups, fsdp1_mesh(module))
+        split = {_splits(spec) or _is_marked_split(made) for spec, made in private.parameters_in(flat_parameter)}
+        groups = (module.process_group, private.hybrid_group(module))
+        _why_flat_is_exact[flat_parameter] = _why_exact(split, groups, private.fsdp1_mesh(module))
     return _why_flat_is_exact[flat_parameter]
 
 
@@ -59,7 +50,7 @@ def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessG
 
     Recognises the tensors that torch makes from DTensors for DDP, and those that Megatron marks as split.
     """
-    split = {_splits(dtensor_spec(p)) or _is_marked_split(p) for p in parameters}
+    split = {_splits(private.dtensor_spec(p)) or _is_marked_split(p) for p in parameters}
     return _why_exact(split, (group,), mesh)
 
 
@@ -86,7 +77,7 @@ def _is_alike_everywhere(group: dist.ProcessGroup, mesh: Any) -> bool:
 
 def _groups_of_copies(ranks: list[int], mesh: Any) -> Iterator[list[int]]:
     """Yield the groups that may reduce copies: they lie beside `ranks` in dimensions outside `mesh`."""
-    root = root_mesh(mesh).mesh
+    root = private.root_mesh(mesh).mesh
     rank_at = dict(zip(itertools.product(*map(range, root.shape)), root.flatten().tolist(), strict=True))
     place_of = {rank: place for place, rank in rank_at.items()}
     inside = [place_of[rank] for rank in mesh.mesh.flatten().tolist()]
@@ -107,7 +98,7 @@ def _is_marked_split(parameter: Any) -> bool:
 
 
 def _is_split_elsewhere(group: ParamGroup, sharded: Any) -> bool:
-    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+    groups = [found for found in (shard_group(group), private.replicate_group(group)) if found is not None]
     own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
     return any(
         not placement.is_replicate()

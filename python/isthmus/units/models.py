@@ -11,28 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from isthmus.backends import companion_of, isthmus_backend
-from isthmus.torch_private.models import (
-    ParamGroup,
-    collectives_of,
-    flat_parameter_of,
-    gather_group,
-    handle_of,
-    hybrid_group,
-    input_buffers,
-    is_fsdp2,
-    is_sharded,
-    mesh_of,
-    modules_of,
-    param_groups_of,
-    parameters_of,
-    parts_of,
-    path_of,
-    prefetches,
-    replicate_group,
-    root_of,
-    separate_shard_group,
-    set_input_buffers,
-)
+from isthmus.torch_private import models as private
+from isthmus.torch_private.models import ParamGroup
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
 
 # --- Units of models ---
@@ -93,7 +73,7 @@ def unit_name(module_names: Iterable[str]) -> str:
 
 def fsdp2_groups(model: nn.Module) -> list[ParamGroup]:
     """Return FSDP2's objects in `model`, each once."""
-    found = {id(group): group for module in model.modules() for group in param_groups_of(module)}
+    found = {id(group): group for module in model.modules() for group in private.param_groups_of(module)}
     return list(found.values())
 
 
@@ -103,7 +83,7 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
     owners = {id(module): name for name, module in modules.items()}
     found: dict[int, tuple[ParamGroup, list[str]]] = {}
     for name, module in modules.items():
-        for group in param_groups_of(module):
+        for group in private.param_groups_of(module):
             found.setdefault(id(group), (group, []))[1].append(name)
     for group, names in found.values():
         yield (
@@ -113,14 +93,14 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
                 parameters=tuple(_parameters(group, owners)),
                 in_rows=True,
                 shard_group=shard_group(group),
-                replicate_group=replicate_group(group),
+                replicate_group=private.replicate_group(group),
             ),
         )
 
 
 def _place_in_module(group: ParamGroup) -> str:
     """Return what distinguishes the units of a module that is sharded over several meshes (torch 2.15)."""
-    index = [id(other) for other in param_groups_of(modules_of(group)[0])].index(id(group))
+    index = [id(other) for other in private.param_groups_of(private.modules_of(group)[0])].index(id(group))
     return f" [{index + 1}]" if index else ""
 
 
@@ -133,23 +113,23 @@ def let_reductions_overlap(groups: Sequence[ParamGroup]) -> None:
 
     This needs torch 2.13; older ones wait for the reduction first.
     """
-    limits = {input_buffers(group) for group in groups}
-    in_symmetric_memory = any("SymmMem" in type(collectives_of(group)[1]).__name__ for group in groups)
+    limits = {private.input_buffers(group) for group in groups}
+    in_symmetric_memory = any("SymmMem" in type(private.collectives_of(group)[1]).__name__ for group in groups)
     if limits != {1} or in_symmetric_memory:  # 1 is torch's default; torch has one buffer of symmetric memory
         return
     for group in groups:
-        set_input_buffers(group, INPUT_BUFFERS)
+        private.set_input_buffers(group, INPUT_BUFFERS)
 
 
 def gathers_ahead(model: nn.Module) -> bool:
     """Return whether any unit of `model` gathers others ahead in forward passes."""
-    return any(prefetches(module) for group in fsdp2_groups(model) for module in modules_of(group))
+    return any(private.prefetches(module) for group in fsdp2_groups(model) for module in private.modules_of(group))
 
 
 def _parameters(group: ParamGroup, module_names: dict[int, str]) -> Iterator[Parameter]:
     """Yield a unit's parameters. `module_names`: by id of the module."""
-    part = mesh_part(mesh_of(group))
-    for param in parameters_of(group):
+    part = mesh_part(private.mesh_of(group))
+    for param in private.parameters_of(group):
         name = clean_name(f"{module_names[id(param.module)]}.{param.name}".lstrip("."))
         yield Parameter(name, tuple(param.shape), param.dim, part)
 
@@ -159,8 +139,8 @@ def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
 
     FSDP2 may be given one of its own after `isthmus.attach`; the reductions then stay with the group that is attached.
     """
-    separate = separate_shard_group(group)
-    shared = gather_group(group)
+    separate = private.separate_shard_group(group)
+    shared = private.gather_group(group)
     if separate is None or (shared is not None and companion_of(shared) and isthmus_backend(separate) is None):
         return shared
     return separate
@@ -168,13 +148,13 @@ def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
 
 def label_of(group: ParamGroup) -> str:
     """Return FSDP2's name of a unit: "root" before the first forward pass."""
-    return (path_of(group) or "root") + _place_in_module(group)
+    return (private.path_of(group) or "root") + _place_in_module(group)
 
 
 def fsdp2_roots(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules of FSDP2 in `model`, which have their passes on their own."""
-    if is_fsdp2(model):
-        return [root_of(model) or model]
+    if private.is_fsdp2(model):
+        return [private.root_of(model) or model]
     return [root for child in model.children() for root in fsdp2_roots(child)]
 
 
@@ -184,18 +164,18 @@ def fsdp2_roots(model: nn.Module) -> list[nn.Module]:
 def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, Unit]]:
     """Yield FSDP1's modules in `model`, each with its flat parameter and its unit."""
     for prefix, module in model.named_modules():
-        handle = handle_of(module)
-        if handle is None or not (flat := flat_parameter_of(handle)).requires_grad:
+        handle = private.handle_of(module)
+        if handle is None or not (flat := private.flat_parameter_of(handle)).requires_grad:
             continue
-        names = ((name and f"{prefix}.{name}".lstrip("."), shape) for name, shape in parts_of(flat))
+        names = ((name and f"{prefix}.{name}".lstrip("."), shape) for name, shape in private.parts_of(flat))
         yield (
             module,
             flat,
             Unit(
                 name=unit_name([prefix]),
                 parameters=tuple(Parameter(clean_name(name), tuple(shape)) for name, shape in names),
-                shard_group=module.process_group if is_sharded(handle) else None,
-                replicate_group=hybrid_group(module) if is_sharded(handle) else module.process_group,
+                shard_group=module.process_group if private.is_sharded(handle) else None,
+                replicate_group=private.hybrid_group(module) if private.is_sharded(handle) else module.process_group,
             ),
         )
 
