@@ -119,7 +119,7 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 	pytest tests/conformance
 
 test-units: setup  ## whose gradients and weights a collective moves: what is read from private parts of torch, for each version of it
-	pytest $(addprefix tests/python/units/test_,identity.py callers.py copies.py units.py prepare_backend.py weights.py) tests/python/attached
+	pytest $(addprefix tests/python/units/test_,torch_private.py identity.py callers.py copies.py units.py prepare_backend.py weights.py) tests/python/attached
 
 test-examples: setup  ## examples in frameworks of others (Ray, Lightning, ...), which it installs into the environment
 	python tools/requirements.py '$(TORCH)' examples | tools/install_python_packages $(VENV)

@@ -1,9 +1,9 @@
 """Usage: finish_wheel.py WHEEL OUTPUT_FOLDER: make of what pip has built a wheel that other machines can install.
 
-The compiled module fits one version of torch: the wheel's version names it (isthmus 0.1.0+torch2.11.0.cu130), and its
-requirements demand it. The tier over MPI is left out, which fits the MPI of this machine alone. auditwheel names the
-oldest platform that the rest runs on, and puts hwloc inside; libraries of torch and NVIDIA stay outside, where pip has
-put them.
+The compiled module fits one torch, in any patch release: the wheel's version names it (isthmus 0.1.0+torch2.11.cu130),
+and its requirements demand it. The tier over MPI is left out, which fits the MPI of this machine alone. auditwheel
+names the oldest platform that the rest runs on, and puts hwloc inside; libraries of torch and NVIDIA stay outside,
+where pip has put them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ import sys
 import tempfile
 from pathlib import Path
 
+from isthmus.native import fitting
+
 # In torch's wheels, or in those that torch requires.
 OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libcudart.so.*", "libnccl.so.*")
 
 
 def torch_version(package: Path) -> str:
-    """Return the torch that the package's module was built for, such as 2.11.0+cu130."""
+    """Return which torch the package's module fits, such as 2.11+cu130."""
     values: dict[str, str] = {}
     exec((package / "_build_info.py").read_text(), values)
-    return values["TORCH_VERSION"]
+    return fitting(values["TORCH_VERSION"])
 
 
 def for_torch(metadata: str, torch: str) -> str:
     """Return a wheel's metadata with the torch that it fits, in its version and its requirements."""
     local = "torch" + torch.replace("+", ".")
+    release = torch.partition("+")[0]
+    any_patch = ".*" if release.count(".") == 1 else ""
     named = re.sub(r"^(Version: [^+\n]+).*$", rf"\1+{local}", metadata, count=1, flags=re.MULTILINE)
     return re.sub(
         r"^Requires-Dist: torch\b.*$",
-        f"Requires-Dist: torch=={torch.split('+')[0]}",
+        f"Requires-Dist: torch=={release}{any_patch}",
         named,
         count=1,
         flags=re.MULTILINE,

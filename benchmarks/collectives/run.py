@@ -14,7 +14,7 @@ from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.common.stage import World
 from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S
-from isthmus.plan.figures import figures_table
+from isthmus.plan.report import figures_table
 
 _SETUP_TIMEOUT_S = 120
 _HEADS = (

@@ -12,7 +12,7 @@ from isthmus.benchmarks.common.report import report_head, write_json
 from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import run_training
-from isthmus.plan.figures import figures_table
+from isthmus.plan.report import figures_table
 
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",

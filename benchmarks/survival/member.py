@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as functional
 import torchft
-from torch._C._distributed_c10d import TCPStore
 from torchft.checkpointing.pg_transport import PGTransport
 
 from isthmus.benchmarks.common.data import Text, default_files
@@ -41,7 +41,9 @@ def join(
 
     timeout: of an operation of `group`; a step may take two of them.
     """
-    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs do not export it
+        address, 0, is_master=True, wait_for_workers=False
+    )
     manager = manager_type(
         pg=group,
         state_dict=state_dict,

@@ -16,9 +16,9 @@ from isthmus.benchmarks.common.model import ByteGpt
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.plan.figures import figures_table
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation
+from isthmus.plan.report import figures_table
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named
 from isthmus.plan.units import units_of

@@ -14,7 +14,7 @@ from isthmus.benchmarks.simulate.links import link_rate_text, parse_link_rate
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
-from isthmus.plan.figures import figures_table
+from isthmus.plan.report import figures_table
 from isthmus.plan.strategies import ARMS, Strategy
 
 #: Begins a note that casts doubt on the figures.

@@ -14,7 +14,7 @@ from isthmus.benchmarks.common.fsdp import make_adamw
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.weights.config import WeightsConfig
-from isthmus.plan.figures import figures_table
+from isthmus.plan.report import figures_table
 
 _LR_BEFORE = 1e-3
 FIELDS = {"lr": "at each learning rate bits an element of bfloat16 that the last step takes"}

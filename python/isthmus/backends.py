@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from isthmus import native
+from isthmus.torch_private.groups import backends_by_device
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -52,11 +53,6 @@ def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     return _own_backend(companion) if companion is not None else None
 
 
-def all_groups() -> list[dist.ProcessGroup]:
-    """Return all process groups that this process is in, in the order in which they were made."""
-    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
-
-
 def backends_of(groups: Iterable[dist.ProcessGroup]) -> dict[_C.Backend, dist.ProcessGroup]:
     """Return the Isthmus backends of these groups, each once, with the first group that has it.
 
@@ -71,8 +67,7 @@ def backends_of(groups: Iterable[dist.ProcessGroup]) -> dict[_C.Backend, dist.Pr
 
 def _own_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     core = native.load()
-    for device in group._device_types:
-        backend = group._get_backend(device)
+    for backend in backends_by_device(group).values():
         backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
         if isinstance(backend, core.Backend):
             return backend  # type: ignore[no-any-return]
@@ -118,6 +113,11 @@ def options_from(options: _C.Options | None, keywords: Mapping[str, Any]) -> _C.
         raise TypeError(f"options: expected isthmus.Options, got {type(options).__name__}")
     given: _C.Options = options
     return given
+
+
+def agreed_texts(options: _C.Options) -> dict[str, str]:
+    """Return the options that all ranks of a group must have alike, as text."""
+    return {name: str(getattr(options, name)) for name, *_ in native.load().option_fields() if name != "log"}
 
 
 def options_without_effect(options: _C.Options) -> list[str]:

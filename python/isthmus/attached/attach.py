@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from isthmus import native
 from isthmus.attached.companions import (
     Wish,
     destroy_unused,
@@ -25,18 +24,17 @@ from isthmus.attached.companions import (
     use,
     why_companions_would_hang,
 )
-from isthmus.backends import backends_of, companion_of, group_on_isthmus, options_from
+from isthmus.backends import agreed_texts, backends_of, companion_of, group_on_isthmus, options_from
 from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import name_ranks
-from isthmus.units.collectives import is_in_a_pass, why_not_replaceable
+from isthmus.torch_private.models import gather_group, is_in_a_pass, replicate_group
+from isthmus.units.collectives import why_not_replaceable
 from isthmus.units.models import (
     ddp_modules,
     fsdp1_units,
     fsdp2_groups,
     fsdp2_units,
-    gather_group,
     groups_of,
-    replicate_group,
     shard_group,
 )
 from isthmus.units.owners import owners_of
@@ -143,44 +141,39 @@ def detach(model: Model) -> Model:
     return model
 
 
+@dataclass
 class _Attaching:
     """One call of `attach` on one rank."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        name: str,
-        scaler: Any,
-        prefetch: bool,
-        options: _C.Options | None,
-        keywords: Mapping[str, Any],
-    ) -> None:
-        self._model = model
-        self._name = name
-        self._scaler = scaler
-        self._prefetch = prefetch
-        self._given = (options, keywords)
-        self._earlier = _attachments.get(model) if isinstance(model, nn.Module) else None
-        self._groups: list[dist.ProcessGroup] = []  # the groups that gather or reduce the model
-        self._attachment = _Attachment({"name": repr(name), "prefetch": str(prefetch)}, {})
+    model: nn.Module
+    name: str
+    scaler: Any
+    prefetch: bool
+    options: Any
+    keywords: Mapping[str, Any]
+    groups: list[dist.ProcessGroup] = field(default_factory=list)  # the groups that gather or reduce the model
+
+    def __post_init__(self) -> None:
+        self._earlier = _attachments.get(self.model) if isinstance(self.model, nn.Module) else None
+        self._attachment = _Attachment({"name": repr(self.name), "prefetch": str(self.prefetch)}, {})
 
     def wish(self) -> Wish:
         """Return what this rank needs. Raises an error of any type if the model cannot be attached."""
-        self._options = options_from(*self._given)
-        texts = _texts(self._options)
-        if not isinstance(self._model, nn.Module):
-            raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(self._model).__name__}")
+        self.options = options_from(self.options, self.keywords)
+        texts = agreed_texts(self.options)
+        if not isinstance(self.model, nn.Module):
+            raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(self.model).__name__}")
         if self._earlier is not None:
             _require_equal(self._earlier, self._attachment.arguments, texts)
             return Wish(texts, is_attached=True)
         self._attachment.options = texts
-        _require_attachable(self._model)
-        self._groups = _groups_to_attach(self._model)
-        if prepared_of(self._model) is not None:
+        _require_attachable(self.model)
+        self.groups = _groups_to_attach(self.model)
+        if prepared_of(self.model) is not None:
             raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
-        forget_what_prepared_itself(self._model)
-        _require_replaceable(self._model)
-        for group in self._groups:
+        forget_what_prepared_itself(self.model)
+        _require_replaceable(self.model)
+        for group in self.groups:
             _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))
         groups = tuple(tuple(dist.get_process_group_ranks(group)) for group in self._new_groups())
         if reason := why_companions_would_hang(groups):
@@ -189,40 +182,34 @@ class _Attaching:
 
     def carry_out(self, wishes: Sequence[Wish]) -> None:
         """Make the groups and hand over the collectives. Raises ValueError if anything fails; `undo` cleans up."""
-        if self._earlier is not None:
-            prepare(self._model, name=self._name, scaler=self._scaler, prefetch=self._prefetch)
-            return
-        make_companions(wishes, self._new_groups(), self._options)
-        places = drop_those_within_nodes(self._groups)
-        crossing = [group for group in self._groups if companion_of(group) is not None]
-        if not crossing:
-            raise ValueError(_nothing_crosses(places, has_replicas=bool(_replicate_groups(self._model))))
-        for group in crossing:
-            use(group)
-            self._attachment.groups.append(group)
-        prepare(self._model, name=self._name, scaler=self._scaler, prefetch=self._prefetch)
+        if self._earlier is None:
+            make_companions(wishes, self._new_groups(), self.options)
+            places = drop_those_within_nodes(self.groups)
+            crossing = [group for group in self.groups if companion_of(group) is not None]
+            if not crossing:
+                raise ValueError(_nothing_crosses(places, has_replicas=bool(_replicate_groups(self.model))))
+            for group in crossing:
+                use(group)
+                self._attachment.groups.append(group)
+        prepare(self.model, name=self.name, scaler=self.scaler, prefetch=self.prefetch)
 
     def undo(self) -> None:
         """Undo what `carry_out` did, here or on another rank that failed."""
         if self._earlier is None:
-            self._attachment.undo(self._model)
-            for group in self._groups:
+            self._attachment.undo(self.model)
+            for group in self.groups:
                 destroy_unused(group)
 
     def finish(self) -> None:
         """Remember the model, and log which of its collectives stay where they were."""
         if self._earlier is not None:
             return
-        _attachments[self._model] = self._attachment
-        if dist.get_rank() == 0 and any(group_on_isthmus(group) is None for group in _replicate_groups(self._model)):
+        _attachments[self.model] = self._attachment
+        if dist.get_rank() == 0 and any(group_on_isthmus(group) is None for group in _replicate_groups(self.model)):
             logger.warning("attach: the all-reduce between replicas stays where it was. %s", _BETWEEN_REPLICAS)
 
     def _new_groups(self) -> list[dist.ProcessGroup]:
-        return [group for group in self._groups if companion_of(group) is None]
-
-
-def _texts(options: _C.Options) -> dict[str, str]:
-    return {name: str(getattr(options, name)) for name, *_ in native.load().option_fields() if name != "log"}
+        return [group for group in self.groups if companion_of(group) is None]
 
 
 def _differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from isthmus import native
 from isthmus.backends import backend_of, beside, companion_of, has_two_tiers, set_companion
 from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
+from isthmus.torch_private.groups import backends_by_device, timeout_of
 from isthmus.units.prepared import forget_names
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def why_companions_would_hang(groups: Iterable[Ranks]) -> str:
     device = world.bound_device_id if world is not None else None
     if not _SPLITS_FOR_OTHER_BACKENDS or world is None or device is None:
         return ""
-    if not world._get_backend(device).supports_splitting:
+    if not backends_by_device(world)[device.type].supports_splitting:
         return ""
     outside = [ranks for ranks in groups if len(ranks) < world.size()]
     if not outside:
@@ -157,12 +158,10 @@ def why_companions_would_hang(groups: Iterable[Ranks]) -> str:
 
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     """Return the timeout of a group, None if its backend does not tell it."""
-    for device in group._device_types:
-        backend = group._get_backend(device)
+    for backend in backends_by_device(group).values():
         options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)
         if options is not None:
-            timeout: timedelta = options._timeout
-            return timeout
+            return timeout_of(options)
     return None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from isthmus import native
+from isthmus.backends import agreed_texts
 from isthmus.error_reports import on_all
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
@@ -23,6 +24,7 @@ from isthmus.group.nodes import node_map
 from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
 from isthmus.group.rails import Place, find_place
 from isthmus.job import this_job
+from isthmus.torch_private.groups import job_store
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -85,9 +87,9 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
                 "go, use isthmus.torchft.ProcessGroupIsthmus"
             )
         options: _C.Options = copy.deepcopy(given_options)
-        fields = {name: str(getattr(options, name)) for name, *_ in core.option_fields() if name != "log"}
+        texts = agreed_texts(options)
         ask_for_connections()
-        introduction = Introduction(options=fields, gpu=find_gpu(group.device), beyond_job=group.beyond_job)
+        introduction = Introduction(options=texts, gpu=find_gpu(group.device), beyond_job=group.beyond_job)
     except Exception as error:
         return None, Introduction(error=str(error))
     if group.beyond_job:
@@ -173,3 +175,31 @@ def _leave_together(group: Group) -> None:
         pass  # the store's host or a rank is gone: do not wait for it
     if group.rank == 0:
         time.sleep(0.5)  # rank 0 is likely to host the store: let its answers reach the others
+
+
+# --- Notes for the ranks of other groups ---
+
+
+def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) -> None:
+    """Let the other ranks of the job know on which node this one is, as groups with this option `nodes` see it.
+
+    Called while a group is made. The group of all ranks needs no notes: nobody is outside of it.
+    """
+    if dist.is_initialized():
+        note = json.dumps(asdict(surroundings))
+        job_store().set(_key(global_rank, nodes_option), note)
+
+
+def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:
+    """Return the node map of a group of these ranks with this option `nodes`.
+
+    Waits for ranks that have not made the group yet; raises DistStoreError after the timeout of the job's store.
+    """
+    store = job_store()
+    notes = store.multi_get([_key(rank, nodes_option) for rank in ranks])
+    surroundings = [Surroundings.from_json(json.loads(note)) for note in notes]
+    return node_map.choose(ranks, surroundings, dist.get_world_size(), native.load().describe_nodes).node_of_rank
+
+
+def _key(global_rank: int, nodes_option: str) -> str:
+    return f"isthmus/nodes/{nodes_option}/{global_rank}"

@@ -1,17 +1,14 @@
-"""The CUDA part of a process group: whether ranks have a GPU, and NCCL's backend over all ranks."""
+"""The CUDA part of a process group: whether ranks have a GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
-from isthmus.group.gloo import Group
 from isthmus.group.nodes.node_map import told_by_ranks
 
 
@@ -91,24 +88,3 @@ def find_gpu(device: torch.device | None = None) -> Gpu:
 def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
     """Return why a group of ranks with these GPUs cannot take CUDA tensors; "" if it can. Equal on all ranks."""
     return told_by_ranks(global_ranks, [gpu.missing for gpu in gpus])
-
-
-def make_world(group: Group) -> Any:
-    """Construct the backend over all ranks of a group that torch makes for "nccl". It connects at its first call."""
-    options = dist.ProcessGroupNCCL.Options()
-    store = PrefixStore("nccl", group.store)
-    if hasattr(options, "lazy_init"):  # since torch 2.15, where an environment variable chooses between two kinds
-        options.lazy_init = True
-        dist.Backend._ensure_backend_registered(dist.Backend.NCCL)
-        request: Any = dist.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
-        request.store, request.group_rank, request.group_size = store, group.rank, group.size
-        request.timeout, request.group_id = group.timeout, GroupName(group.name)
-        request.global_ranks_in_group = list(group.global_ranks)
-        # Not the group itself, which would be bound to the device that is chosen where it is bound to none.
-        request.process_group = dist.ProcessGroup(store, group.rank, group.size)
-        request.process_group.bound_device_id = group.device
-        return dist.Backend._plugins[dist.Backend.NCCL.upper()].creator_fn(request, options)
-    options._timeout = group.timeout
-    options.global_ranks_in_group = list(group.global_ranks)
-    options.group_name = GroupName(group.name)
-    return dist.ProcessGroupNCCL(store, group.rank, group.size, options)

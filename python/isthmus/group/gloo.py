@@ -12,6 +12,8 @@ import torch
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from isthmus.torch_private.groups import make_gloo
+
 
 @dataclass(frozen=True)
 class Group:
@@ -47,13 +49,11 @@ def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
     It connects its ranks at once, whatever TORCH_GLOO_LAZY_INIT says: a rank that Gloo connects later may wait for ever
     for one that died before.
     """
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [
+    devices = [
         ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
         if interface
         else ProcessGroupGloo.create_default_device(lazy_init=False)
         for interface in gloo_interfaces()
     ]
-    options._threads = 2 * len(options._devices)
-    options._timeout = group.timeout
-    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), options)
+    store = PrefixStore(f"{name}/{ranks[0]}", group.store)
+    return make_gloo(store, ranks.index(group.rank), len(ranks), group.timeout, devices)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from isthmus.backends import all_groups, backends_of
+from isthmus.backends import backends_of
 from isthmus.job import is_first_rank, this_job, warn_once
+from isthmus.torch_private.groups import all_groups, is_in_backward_pass
 
 _FIRST_LOOK = 2  # steps: they show whether a group does what it was asked for
 _MOST_STEPS = 1000  # between two looks; before that, each comes when the steps have doubled
@@ -19,7 +20,7 @@ def stepped(*_: Any) -> None:
     A step in a backward pass is one parameter's, called from a hook. Steps before the first collective do not count.
     Statistics are read at looks alone, as a GPU's host waits for them.
     """
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() >= 0:
+    if torch.compiler.is_compiling() or is_in_backward_pass():
         return
     job = this_job()
     job.steps += 1

@@ -27,6 +27,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from isthmus.backends import backend_of
 from isthmus.group.gloo import Group, gloo_interfaces, gloo_tier
 from isthmus.group.nodes.launchers import rendezvous
+from isthmus.group.nodes.node_map import ranks_by_node, tiers_of
+from isthmus.torch_private.groups import job_store, timeout_of
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -94,23 +96,28 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
     group = group or dist.group.WORLD
     backend = backend_of(group)
     assert group is not None
-    tiers = _Tiers(backend.node_of_rank, group.rank())
+    sizes = [len(ranks) for ranks in ranks_by_node(backend.node_of_rank)]
+    if sizes == [1]:
+        raise ValueError("a group of one rank has no links to measure")
+    if min(sizes) < max(sizes):
+        raise ValueError(f"nodes of {min(sizes)} to {max(sizes)} ranks have no two tiers to measure")
+    node, rail = tiers_of(group.rank(), backend.node_of_rank)
     measured = Group(
         store=_fresh_store(group),
         rank=group.rank(),
         global_ranks=backend.global_ranks,
         world_size=dist.get_world_size(),
-        timeout=backend.options._timeout,
+        timeout=timeout_of(backend.options),
     )
     stage = _Stage(group, budget_s)
     intra = inter = None
-    if tiers.ranks_per_node > 1:
-        intra = fit_link(stage.time_ring(_Ring(measured, "intra", tiers.node), senders=1))
-    if tiers.num_nodes > 1:
-        inter = fit_link(stage.time_ring(_Ring(measured, "inter", tiers.rail), senders=tiers.ranks_per_node))
+    if len(node) > 1:
+        intra = fit_link(stage.time_ring(_Ring(measured, "intra", node), senders=1))
+    if len(rail) > 1:
+        inter = fit_link(stage.time_ring(_Ring(measured, "inter", rail), senders=len(node)))
     hosts = [""] * group.size()
     dist.all_gather_object(hosts, socket.gethostname(), group)
-    return MeasuredLinks(intra, inter, tiers.num_nodes, tiers.ranks_per_node, len(set(hosts)))
+    return MeasuredLinks(intra, inter, len(rail), len(node), len(set(hosts)))
 
 
 def measure_world(console: Console, as_json: bool) -> None:
@@ -198,31 +205,12 @@ def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
     return MeasuredLink(latency_us, 8e-3 / us_per_byte, tuple(samples))
 
 
-class _Tiers:
-    """Which ranks of the group share this one's node, and its rail."""
-
-    def __init__(self, node_of_rank: Sequence[int], rank: int) -> None:
-        nodes: dict[int, list[int]] = {}
-        for each, node in enumerate(node_of_rank):
-            nodes.setdefault(node, []).append(each)
-        sizes = {len(ranks) for ranks in nodes.values()}
-        if len(node_of_rank) == 1:
-            raise ValueError("a group of one rank has no links to measure")
-        if len(sizes) > 1:
-            raise ValueError(f"nodes of {min(sizes)} to {max(sizes)} ranks have no two tiers to measure")
-        self.num_nodes = len(nodes)
-        self.ranks_per_node = sizes.pop()
-        self.node = nodes[node_of_rank[rank]]
-        local_index = self.node.index(rank)
-        self.rail = [ranks[local_index] for ranks in nodes.values()]
-
-
 class _Ring:
     """This rank between two others of its tier, over a backend made as the group's own tiers are."""
 
     def __init__(self, group: Group, name: str, ranks: list[int]) -> None:
         own = ranks.index(group.rank)
-        self._backend = gloo_tier(group, f"{name}/{ranks[0]}", ranks)
+        self._backend = gloo_tier(group, name, ranks)
         self._next = (own + 1) % len(ranks)
         self._previous = (own - 1) % len(ranks)
 
@@ -286,7 +274,7 @@ def _buffers(num_bytes: int) -> tuple[Tensor, Tensor]:
 
 def _fresh_store(group: dist.ProcessGroup) -> Store:
     """A prefix of the default store that no earlier measurement used, even one of a run that was restarted."""
-    store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
+    store = PrefixStore(f"isthmus/measure/{group.group_name}", job_store())
     number = torch.tensor(store.add("measurements", 1))
     dist.all_reduce(number, dist.ReduceOp.MAX, group)
     return PrefixStore(str(int(number)), store)

@@ -6,16 +6,17 @@ import atexit
 import logging
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
-from isthmus.backends import all_groups, backends_of
+from isthmus.backends import backends_of
 from isthmus.error_reports import log_to_stderr
 from isthmus.group import looks
+from isthmus.torch_private.groups import all_groups
 from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         core.set_split_function(split)
         register_optimizer_step_post_hook(looks.stepped)
         core.set_shutdown_listener(_keep_last_stats)
-        core.set_pass_function(_pass_begins)
-        core.set_fsdp_caller(_fsdp_caller)
-        core.set_weights_caller(_weights_caller)
+        core.set_pass_function(lambda: _units().pass_begins())
+        core.set_fsdp_caller(lambda output, input: _units().fsdp_caller(output, input))
+        core.set_weights_caller(lambda: _units().weights_caller())
         atexit.register(_shut_down, os.getpid())
         if rank == 0:
             _warn_of_unknown_variables(core)
@@ -52,23 +53,11 @@ def _warn_of_unknown_variables(core: Any) -> None:
         logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
 
 
-# Imports at the first pass, not when `import torch` registers: `units` imports DTensor, for seconds.
-def _pass_begins() -> None:
+def _units() -> ModuleType:
+    # At the first pass, not when `import torch` registers: it imports DTensor, for seconds.
     from isthmus.units import automatic
 
-    automatic.pass_begins()
-
-
-def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, torch.Tensor | None] | None:
-    from isthmus.units import automatic
-
-    return automatic.fsdp_caller(output, input)
-
-
-def _weights_caller() -> tuple[int, str]:
-    from isthmus.units import automatic
-
-    return automatic.weights_caller()
+    return automatic
 
 
 # The statistics of groups that were shut down, by name; kept if rank 0 logs a summary at its exit.

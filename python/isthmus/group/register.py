@@ -13,13 +13,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from isthmus import native
 from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
 from isthmus.group import mpi_tier, process
-from isthmus.group.agreement import agree, place
-from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
+from isthmus.group.agreement import agree, leave_note, place
+from isthmus.group.cuda import bound_device, connections_warning, devices, why_none
 from isthmus.group.gloo import Group, gloo_tier
-from isthmus.group.nodes.node_map import BEYOND, Nodes
-from isthmus.group.notes import leave_note
+from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of
 from isthmus.group.rails import Place, doubts, found
 from isthmus.job import warn_once
+from isthmus.torch_private.groups import backends_by_device, make_nccl, set_timeout, timeout_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -68,7 +68,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options, beyon
             rank=rank,
             global_ranks=list(range(size)) if beyond_job else list(options.global_ranks_in_group),
             world_size=size if beyond_job else dist.get_world_size(),
-            timeout=options._timeout,
+            timeout=timeout_of(options),
             beyond_job=beyond_job,
             device=bound_device(None),
         ),
@@ -93,7 +93,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
     process.set_up(options, group.rank, _create_split)
     for sentence in options_without_effect(options) if group.rank == 0 else []:
         warn_once(sentence)
-    options._timeout = group.timeout
+    set_timeout(options, group.timeout)
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = choose(place(group, introductions))
     _log_nodes(group, nodes, [introduction.place for introduction in introductions])
@@ -108,26 +108,18 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
 
 def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
-    own = node_of_rank[group.rank]
-    node_ranks = [rank for rank in range(group.size) if node_of_rank[rank] == own]
-    local_index = node_ranks.index(group.rank)
-    by_node = [
-        [rank for rank in range(group.size) if node_of_rank[rank] == node] for node in range(max(node_of_rank) + 1)
-    ]
-    two_tier = has_two_tiers(node_of_rank)
-    rail = [ranks[local_index] for ranks in by_node] if two_tier else []
-
     intra = inter = flat = cuda = None
     world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
-    if two_tier:
-        intra = gloo_tier(group, f"intra/{own}", node_ranks)
-        inter = _inter_tier(group, options, local_index, rail)
+    if has_two_tiers(node_of_rank):
+        node, rail = tiers_of(group.rank, node_of_rank)
+        intra = gloo_tier(group, "intra", node)
+        inter = _inter_tier(group, options, rail)
         if options.is_flat:
             flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
         cuda = core.CudaParts(
-            world=_borrowed_world(group, "cuda") or make_world(group), store=PrefixStore("tiers", group.store)
+            world=_borrowed_world(group, "cuda") or _nccl(group), store=PrefixStore("tiers", group.store)
         )
     backend: _C.Backend = core.Backend(
         # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
@@ -157,14 +149,19 @@ def _borrowed_world(group: Group, device: str) -> Any:
     """
     if group.beside is None:
         return None
-    types = {kind.type: kind for kind in group.beside._device_types}
-    return group.beside._get_backend(types.get(device, next(iter(types.values()))))
+    backends = backends_by_device(group.beside)
+    return backends.get(device, next(iter(backends.values())))
 
 
-def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
+def _nccl(group: Group) -> Any:
+    store = PrefixStore("nccl", group.store)
+    return make_nccl(store, group.rank, group.global_ranks, group.timeout, group.name, group.device)
+
+
+def _inter_tier(group: Group, options: _C.Options, rail: list[int]) -> Any:
     if options.uses_mpi:
         return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
-    return gloo_tier(group, f"inter/{local_index}", rail)
+    return gloo_tier(group, "inter", rail)
 
 
 def _log_nodes(group: Group, nodes: Nodes, places: list[Place]) -> None:

@@ -1,14 +1,15 @@
 """A comparison as plain values for `--json`, as tables, and in sentences."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
-from isthmus.plan.figures import figures_table
 from isthmus.plan.placement import DDP, HSDP
 from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.stages import PipelinePlan
@@ -256,4 +257,13 @@ def _time_table(comparison: Comparison) -> Table:
         name = plan.strategy.name
         shown = f"[bold]{name}[/bold]" if plan is comparison.winner else name
         table.add_row(shown, *(f"{figure:.3f}" for figure in figures))
+    return table
+
+
+def figures_table(named: str, title: str, columns: Sequence[str]) -> Table:
+    """A table without rows, in the form of all tables: names, whose column has the head `named`, and figures behind."""
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table.add_column(named, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     return table

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from isthmus.backends import all_groups, backend_of, backends_of
+from isthmus.backends import backend_of, backends_of
+from isthmus.torch_private.groups import all_groups
 from isthmus.units.prepared import units_of_groups
 
 if TYPE_CHECKING:

@@ -20,25 +20,28 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem
 
+from isthmus.torch_private.models import checkpoint_makers
+
+_Place, _Encoding, _get_layout = checkpoint_makers()
 _CLASSES: tuple[type, ...] = (
     metadata.Metadata,
     metadata.TensorStorageMetadata,
     metadata.BytesStorageMetadata,
     metadata.ChunkStorageMetadata,
     metadata.TensorProperties,
-    metadata._MEM_FORMAT_ENCODING,
+    _Encoding,
     metadata.MetadataIndex,
     metadata.StorageMeta,
-    filesystem._StorageInfo,
+    _Place,
     torch.Size,
 )
 _MAKERS: dict[str, Any] = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES} | {
-    "torch.serialization._get_layout": torch.serialization._get_layout,
+    "torch.serialization._get_layout": _get_layout,
     "pathlib.PosixPath": Path,
     "pathlib._local.PosixPath": Path,  # Python 3.13's
 }
@@ -174,7 +177,7 @@ class FolderReader:
         index = MetadataIndex(name) if num_elements is None else MetadataIndex(name, torch.Size([0]))
         place: Any = self._metadata.storage_data.get(index)
         try:
-            if not isinstance(place, filesystem._StorageInfo):
+            if not isinstance(place, _Place):
                 raise ValueError("it is in no file as a whole")
             if getattr(place, "transform_descriptors", None):
                 raise ValueError("it was written through extensions of torch's writer, which are not read")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from isthmus.torch_private.models import handle_of
 from isthmus.units.layout import Layout
 from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_groups
 from isthmus.units.owners import number_of
@@ -58,7 +59,7 @@ def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
     prepared = prepared_of(model)
     for module, _, unit in fsdp1_units(model):
         name = "" if prepared is None else prepared.base_name(unit.name)
-        yield LiveUnit(number_of(module._handle), name, unit, prepared, tuple(unit.process_groups))
+        yield LiveUnit(number_of(handle_of(module)), name, unit, prepared, tuple(unit.process_groups))
     for _, module in ddp_modules(model):
         yield LiveUnit(number_of(module), "", None, prepared, (module.process_group,))
     parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageReader
 
-from isthmus.group.nodes.node_map import ranks_by_value
+from isthmus.group.nodes.node_map import ranks_by_node
 from isthmus.residuals.checkpoint import FolderReader, TextAndTensorPlanner, describe_entries, read_metadata
 
 VERSION = 2
@@ -85,11 +85,6 @@ class SavedGroup:
     def nodes(self) -> list[list[int]]:
         """Return the ranks of each node, numbered in the group."""
         return ranks_by_node(self.node_of_rank)
-
-
-def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each node, ordered by the nodes' lowest ranks."""
-    return list(ranks_by_value(range(len(node_of_rank)), node_of_rank).values())
 
 
 def to_text(groups: Sequence[SavedGroup]) -> str:

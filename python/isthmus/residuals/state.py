@@ -11,7 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import all_groups, backends_of, isthmus_backend
+from isthmus.backends import backends_of
+from isthmus.group.nodes.node_map import ranks_by_node
 from isthmus.job import warn_once
 from isthmus.residuals.live_units import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved_state import (
@@ -23,12 +24,12 @@ from isthmus.residuals.saved_state import (
     UnitState,
     check_options,
     option_texts,
-    ranks_by_node,
     source_of_checkpoint,
     source_of_state,
     tensor_key,
     to_text,
 )
+from isthmus.torch_private.groups import all_groups
 from isthmus.units.layout import Layout
 from isthmus.units.models import fsdp2_roots, groups_of
 from isthmus.units.owners import living, owners_of
@@ -48,7 +49,7 @@ def _groups(target: Target) -> list[GroupAndBackend]:
         groups = groups_of(target)
         what = "the model is reduced over no process group of isthmus"
     elif target is None:
-        groups = [group for group in all_groups() if not _is_beyond_job(group)]
+        groups = [group for backend, group in backends_of(all_groups()).items() if not backend.beyond_job]
         what = "this process has no process group of isthmus"
     else:
         groups = [target]
@@ -57,11 +58,6 @@ def _groups(target: Target) -> list[GroupAndBackend]:
     if not found:
         raise ValueError(what)
     return [(group, backend) for backend, group in found.items()]
-
-
-def _is_beyond_job(group: dist.ProcessGroup) -> bool:
-    backend = isthmus_backend(group)
-    return backend is not None and backend.beyond_job
 
 
 def _owners(target: Target) -> set[int] | None:

@@ -26,6 +26,7 @@ from isthmus.group.nodes.launchers import claim_beyond
 from isthmus.group.nodes.node_map import Nodes
 from isthmus.group.register import create
 from isthmus.report.statistics import sum_of
+from isthmus.torch_private.groups import make_group, set_timeout_of_backend
 from isthmus.torchft.quorum import Quorum
 from isthmus.torchft.residuals import Place, moved
 from isthmus.torchft.work import ManagedWork
@@ -120,11 +121,8 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         self._counts["quorums"] += 1
         self._counts["members_lost"] += len(self._members - set(group.global_ranks))
         self._members = frozenset(group.global_ranks)
-        made = dist.ProcessGroup(store, rank, world_size)
-        made._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
-            made._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, quorum.backend)
-        return made
+        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return make_group(quorum.backend, store, rank, world_size, devices)
 
     def _own_node(self, rank: int) -> str:
         """Return the node of this member; equal texts are one node."""
@@ -234,7 +232,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         """Set the timeout of later operations."""
         self._timeout = timeout
         if self._quorum is not None:
-            self._quorum.backend._set_default_timeout(timeout)
+            set_timeout_of_backend(self._quorum.backend, timeout)
 
     def getBackendName(self) -> str:
         """Return the name for torch."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from isthmus.group.nodes.node_map import tiers_of
+
 
 @dataclass(frozen=True)
 class Place:
@@ -18,11 +20,7 @@ class Place:
 
     def rail(self) -> list[int]:
         """Return the ranks of this rank's rail, by node."""
-        by_node: dict[int, list[int]] = {}
-        for rank, node in enumerate(self.node_of_rank):
-            by_node.setdefault(node, []).append(rank)
-        local_index = by_node[self.node_of_rank[self.rank]].index(self.rank)
-        return [ranks[local_index] for _, ranks in sorted(by_node.items())]
+        return tiers_of(self.rank, self.node_of_rank)[1]
 
     def chunk_elements(self, num_elements: int) -> int:
         """Return how many elements of a gradient each rank owns."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from isthmus.units.callers import beginning_pass, gathering_object, reduction_of
+from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of
+from isthmus.torch_private.models import flat_parameter_of, modules_of, root_of
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.identify import Tag, tag_of
-from isthmus.units.models import root_of
 from isthmus.units.owners import number_of
 from isthmus.units.prepare import prepare_itself
 from isthmus.units.prepared import units_of_groups, weights_name
@@ -36,11 +36,11 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.T
     reducer, parameters = found
     if isinstance(parameters, tuple):
         if reducer not in units_of_groups:  # torch did not tell that a pass began
-            prepare_itself(root_of(reducer.modules[0]) or reducer.modules[0])
+            module = modules_of(reducer)[0]
+            prepare_itself(root_of(module) or module)
         return tag_of(reducer, parameters), None
-    handle = reducer._handle
-    flat = handle.flat_param
-    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), flat
+    flat = flat_parameter_of(parameters)
+    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(parameters), None), flat
 
 
 def weights_caller() -> tuple[int, str]:

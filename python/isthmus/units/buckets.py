@@ -12,6 +12,7 @@ from torch import nn
 
 from isthmus import native
 from isthmus.backends import group_on_isthmus
+from isthmus.torch_private.models import unlist_newest_hook
 from isthmus.units.copies import why_bucket_is_exact
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import Unit, bucket_unit
@@ -111,7 +112,7 @@ def register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: 
         raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
     _bucket_reductions[module] = reduction
     # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is not prepared.
-    getattr(module, "_comm_hooks", [None]).pop()
+    unlist_newest_hook(module)
 
 
 def end_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:

@@ -17,8 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
+from isthmus.torch_private.models import ParamGroup, collectives_of, modules_of, param_groups_of
 from isthmus.units.identify import handed_reduction
-from isthmus.units.models import ParamGroup, is_being_gathered, param_groups_of, shard_group
+from isthmus.units.models import shard_group
 from isthmus.units.owners import number_of
 from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import units_of_groups
@@ -172,8 +173,8 @@ def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> Replaced
 
     What is being gathered arrives as it was begun.
     """
-    module = unit.modules[0]
-    replaced = Replaced(weakref.ref(module), unit._all_gather_comm, unit._reduce_scatter_comm)
+    module: Any = modules_of(unit)[0]
+    replaced = Replaced(weakref.ref(module), *collectives_of(unit))
     module.set_custom_all_gather(UnitAllGather(unit, prefetch))
     module.set_custom_reduce_scatter(UnitReduceScatter(unit))
     return replaced
@@ -181,17 +182,12 @@ def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> Replaced
 
 def why_not_replaceable(unit: ParamGroup) -> str:
     """Return why the collectives of a unit cannot be replaced, "" if they can."""
-    siblings = param_groups_of(unit.modules[0])
+    siblings = param_groups_of(modules_of(unit)[0])
     if len(siblings) > 1:
         return f"has {len(siblings)} groups of parameters, and torch takes no other collectives for several"
-    for kind in (type(unit._all_gather_comm), type(unit._reduce_scatter_comm)):
+    for kind in map(type, collectives_of(unit)):
         if issubclass(kind, _Collective):
             return "belongs to another attached model: detach that first"
         if not kind.__module__.startswith("torch.") or not _TORCHS.fullmatch(kind.__name__):
             return f"has a {kind.__name__} of its own already: take that away first"
     return ""
-
-
-def is_in_a_pass(unit: ParamGroup) -> bool:
-    """Return whether a unit is being gathered, or is in a forward or backward pass."""
-    return is_being_gathered(unit) or unit._training_state.name != "IDLE"

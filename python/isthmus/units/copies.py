@@ -18,8 +18,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import isthmus_backend
-from isthmus.group.notes import nodes_of
-from isthmus.units.models import ParamGroup, ShardedParam, replicate_group, shard_group
+from isthmus.group.agreement import nodes_of
+from isthmus.torch_private import models as private
+from isthmus.torch_private.models import ParamGroup
+from isthmus.units.models import shard_group
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 
 def why_fsdp2_is_exact(group: ParamGroup) -> _C.Reason | None:
     """Return why copies keep FSDP2's unit exact, None if they do not."""
-    split = {_is_split_elsewhere(group, param) or _is_marked_split(param.sharded_param) for param in group.fsdp_params}
-    return _why_exact(split, (shard_group(group), replicate_group(group)), group.mesh_info.mesh)
+    tensors = [param.tensor for param in private.parameters_of(group)]
+    split = {_is_split_elsewhere(group, tensor) or _is_marked_split(tensor) for tensor in tensors}
+    return _why_exact(split, (shard_group(group), private.replicate_group(group)), private.mesh_of(group))
 
 
 _why_flat_is_exact: MutableMapping[torch.Tensor, _C.Reason | None] = WeakIdKeyDictionary()
@@ -37,11 +40,9 @@ _why_flat_is_exact: MutableMapping[torch.Tensor, _C.Reason | None] = WeakIdKeyDi
 def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> _C.Reason | None:
     """Return why copies keep FSDP1's flat parameter exact, None if they do not. module: FSDP1's module or its state."""
     if flat_parameter not in _why_flat_is_exact:
-        specs = flat_parameter._param_extensions  # None for parameters that are not DTensors
-        kept = flat_parameter._params or [None] * len(specs)  # with use_orig_params: the parameters as users made them
-        split = {_splits(spec) or _is_marked_split(p) for spec, p in zip(specs, kept, strict=True)}
-        groups = (module.process_group, getattr(module, "_inter_node_pg", None))
-        _why_flat_is_exact[flat_parameter] = _why_exact(split, groups, getattr(module, "_device_mesh", None))
+        split = {_splits(spec) or _is_marked_split(made) for spec, made in private.parameters_in(flat_parameter)}
+        groups = (module.process_group, private.hybrid_group(module))
+        _why_flat_is_exact[flat_parameter] = _why_exact(split, groups, private.fsdp1_mesh(module))
     return _why_flat_is_exact[flat_parameter]
 
 
@@ -50,7 +51,7 @@ def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessG
 
     Recognises the tensors that torch makes from DTensors for DDP, and those that Megatron marks as split.
     """
-    split = {_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}
+    split = {_splits(private.dtensor_spec(p)) or _is_marked_split(p) for p in parameters}
     return _why_exact(split, (group,), mesh)
 
 
@@ -78,7 +79,7 @@ def _is_alike_everywhere(group: dist.ProcessGroup, mesh: Any) -> bool:
 
 def _groups_of_copies(ranks: list[int], mesh: Any) -> Iterator[list[int]]:
     """Yield the groups that may reduce copies: they lie beside `ranks` in dimensions outside `mesh`."""
-    root = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh
+    root = private.root_mesh(mesh).mesh
     rank_at = dict(zip(itertools.product(*map(range, root.shape)), root.flatten().tolist(), strict=True))
     place_of = {rank: place for place, rank in rank_at.items()}
     inside = [place_of[rank] for rank in mesh.mesh.flatten().tolist()]
@@ -98,9 +99,8 @@ def _is_marked_split(parameter: Any) -> bool:
     return bool(getattr(parameter, "tensor_model_parallel", False))
 
 
-def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
-    sharded = param.sharded_param
-    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+def _is_split_elsewhere(group: ParamGroup, sharded: Any) -> bool:
+    groups = [found for found in (shard_group(group), private.replicate_group(group)) if found is not None]
     own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
     return any(
         not placement.is_replicate()

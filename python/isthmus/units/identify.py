@@ -1,6 +1,6 @@
 """Which unit a reduction or a gather of FSDP belongs to, in the native module's form.
 
-A unit's own collectives know it. Else FSDP is found on the stack of the call (callers.py).
+A unit's own collectives know it. Else FSDP is found on the stack of the call (torch_private/callers.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from isthmus import native
-from isthmus.units.callers import hooked_reduction_of, reduction_of
+from isthmus.torch_private.callers import hooked_reduction_of, reduction_of
+from isthmus.torch_private.models import ParamGroup, section_elements, trainable_indexes
 from isthmus.units.copies import why_fsdp2_is_exact
-from isthmus.units.models import ParamGroup, label_of, section_elements, shard_group, trainable_indexes
+from isthmus.units.models import label_of, shard_group
 from isthmus.units.owners import number_of
 from isthmus.units.prepared import units_of_groups
 

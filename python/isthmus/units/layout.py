@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from isthmus.torch_private.models import WRAPPERS, root_mesh
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -97,13 +99,9 @@ def _outer(parameter: Parameter) -> int:
     return math.prod(parameter.shape[: parameter.dim])
 
 
-# Torch's wrappers add these parts to names of modules; without them, names stay the same when wrappers change.
-_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-
-
 def clean_name(name: str) -> str:
     """Return the name of a module or parameter without the parts that torch's wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def rows(parameters: Iterable[Parameter], num_ranks: int) -> Layout:
@@ -120,9 +118,9 @@ def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layou
 def mesh_part(mesh: Any) -> str:
     """Return where `mesh` lies in its root mesh: "tp=1/2" for the dimensions along which its ranks do not vary.
 
-    "" if there is no larger mesh, or this torch does not expose it.
+    "" if there is no larger mesh.
     """
-    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    root = root_mesh(mesh)
     own = torch.isin(root.mesh, mesh.mesh.flatten())
     positions = own.nonzero()
     parts = []

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.units.models import ddp_modules, fsdp1_handles, fsdp2_groups
+from isthmus.torch_private.models import handle_of
+from isthmus.units.models import ddp_modules, fsdp2_groups
 
 _numbers = itertools.count(1)
 _number_of: MutableMapping[Any, int] = WeakIdKeyDictionary()
@@ -37,7 +38,7 @@ def living() -> set[int]:
 
 def owners_of(model: nn.Module) -> set[int]:
     """Return the numbers of the owners that reduce gradients of `model`."""
-    reducers: list[Any] = [*fsdp2_groups(model), *fsdp1_handles(model)]
+    reducers: list[Any] = [*fsdp2_groups(model), *filter(None, map(handle_of, model.modules()))]
     reducers += [module for _, module in ddp_modules(model)]
     reducers += [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     return {number_of(reducer) for reducer in reducers}

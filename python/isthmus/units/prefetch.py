@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from isthmus.units.models import ParamGroup, gather_ahead, gathers_ahead, is_in_forward
+from isthmus.torch_private.models import ParamGroup, gather_ahead, is_in_forward, modules_of
+from isthmus.units.models import gathers_ahead
 
 logger = logging.getLogger("isthmus")
 
@@ -75,8 +76,9 @@ class Prefetch:
         unused = [unit for reference in self._unused if (unit := reference()) is not None]
         self._unused = None
         for unit in unused:  # a later pass would use weights of now
-            unit.modules[0].unshard()
-            unit.modules[0].reshard()
+            module: Any = modules_of(unit)[0]
+            module.unshard()
+            module.reshard()
         if output is None:  # the pass raised an error
             return
         if self._next is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -14,20 +15,19 @@ from torch.distributed.tensor import DTensor
 from isthmus import native
 from isthmus.backends import group_on_isthmus
 from isthmus.job import warn_on_first_rank
+from isthmus.torch_private.models import ParamGroup, device_of, gather_group, handle_of
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
 from isthmus.units.collectives import replace_collectives, why_not_replaceable
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Parameter, clean_name
 from isthmus.units.models import (
-    ParamGroup,
     Unit,
     ddp_modules,
     fsdp1_units,
     fsdp2_groups,
     fsdp2_roots,
     fsdp2_units,
-    gather_group,
     groups_of,
     let_reductions_overlap,
     shard_group,
@@ -36,6 +36,9 @@ from isthmus.units.owners import number_of
 from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
 from isthmus.units.rows import noisy_rows
+
+if TYPE_CHECKING:
+    from isthmus import _C
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -115,18 +118,24 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         if found := units_of_groups.get(group):
             raise ValueError(f"unit {found.unit.name!r} of FSDP2 belongs to another prepared model")
     owners = {unit.name: number_of(group) for group, unit in fsdp2.items()}
-    owners |= {unit.name: number_of(module._handle) for module, _, unit in fsdp1}
+    owners |= {unit.name: number_of(handle_of(module)) for module, _, unit in fsdp1}
     owners |= {"bucket": number_of(ddp[0])} if ddp else {}
     prepared.take_number(groups_of(model), owners)
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, flat, unit in fsdp1:
-        layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
-        owner = number_of(fsdp_module._handle)
-        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact, owner)
+        _name_parameter(flat, unit, prepared, exact, handle_of(fsdp_module))
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
+
+
+def _name_parameter(
+    parameter: torch.Tensor, unit: Unit, prepared: Prepared, exact: _C.Reason | None, owner: Any
+) -> None:
+    """Let autograd tell the native module that a reduction belongs to this unit."""
+    name, layout_hash = prepared.full_name(unit.name), prepared.remember(unit.layout())
+    native.load().name_parameter(parameter, name, layout_hash, exact, number_of(owner))
 
 
 def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
@@ -161,7 +170,7 @@ def _prepare_fsdp2(
         full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
         units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
     let_reductions_overlap(list(units))
-    if prepared.prefetches and any(group.device.type == "cuda" for group in units):
+    if prepared.prefetches and any(device_of(group).type == "cuda" for group in units):
         prepared.prefetch = Prefetch(model)
     for group, unit in units.items():
         if not crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
@@ -219,26 +228,12 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     parameters = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
     if not parameters or not _is_on_isthmus(groups_of(model)):
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
-    prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
+    # Only the model knows over which dimensions of its mesh a parameter is reduced.
+    prepared.units = [Unit(clean_name(name), (Parameter(clean_name(name), tuple(p.shape)),)) for name, p in parameters]
     prepared.take_number(groups_of(model), {clean_name(name): number_of(p) for name, p in parameters})
     for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
-        layout_hash = prepared.remember(unit.layout())
-        exact = prepared.exact_reason(unit.name)
-        full_name = prepared.full_name(unit.name)
-        native.load().name_parameter(parameter, full_name, layout_hash, exact, number_of(parameter))
+        _name_parameter(parameter, unit, prepared, prepared.exact_reason(unit.name), parameter)
         names_of_dtensors[parameter] = prepared.full_name(unit.name)
-
-
-def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
-    """Return a unit of one parameter. Only its model knows over which dimensions of its mesh it is reduced."""
-    described = (Parameter(name, tuple(parameter.shape)),)
-    return Unit(
-        name=name,
-        parameters=described,
-        in_rows=False,
-        shard_group=None,
-        replicate_group=None,
-    )
 
 
 def _what_was_found(model: nn.Module) -> str:

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
+from isthmus.torch_private.models import ParamGroup, first_name_of
 from isthmus.units.layout import Layout, Parameter, clean_name
-from isthmus.units.models import ParamGroup, Unit, bucket_unit
+from isthmus.units.models import Unit, bucket_unit
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -130,8 +131,7 @@ def weights_name(gatherer: Any) -> str | None:
     """
     if isinstance(gatherer, DTensor):
         return names_of_dtensors.get(gatherer)
-    flat_parameter = getattr(gatherer, "flat_param", None)
-    if flat_parameter is not None:
-        return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
+    if (first := first_name_of(gatherer)) is not None:
+        return f"fsdp1:{clean_name(first)}"
     found = units_of_groups.get(gatherer)
     return found.full_name if found is not None else None

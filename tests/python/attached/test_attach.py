@@ -19,8 +19,8 @@ import isthmus
 from isthmus import backends as _backends
 from isthmus import native
 from isthmus.group import process as _process
+from isthmus.torch_private.models import param_groups_of, section_elements, trainable_indexes
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
-from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
     WIDTH,
     Model,

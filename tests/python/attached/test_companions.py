@@ -67,8 +67,8 @@ def test_older_torch_hangs_where_ranks_outside_split_a_bound_default_group(
     world = SimpleNamespace(
         bound_device_id=torch.device("cuda", 0) if bound else None,
         size=lambda: len(ALL),
-        _get_backend=lambda device: SimpleNamespace(supports_splitting=True),
     )
+    monkeypatch.setattr(companions, "backends_by_device", lambda _: {"cuda": SimpleNamespace(supports_splitting=True)})
     monkeypatch.setattr(companions, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world)))
     monkeypatch.setattr(companions, "_SPLITS_FOR_OTHER_BACKENDS", splits)
     text = companions.why_companions_would_hang([ALL, group])

@@ -55,12 +55,3 @@ def test_every_benchmark_is_documented():
     names = [command.name or command.callback.__name__ for command in bench.registered_commands]
     assert "training" in names
     assert [name for name in names if f"`isthmus bench {name}" not in pages] == []
-
-
-def test_private_names_of_torch_that_are_listed_are_read():
-    listed = re.findall(r"^\| (.*?) \|", (ROOT / "docs/torch_hooks.md").read_text(), re.MULTILINE)
-    names = {name for cell in listed for name in re.findall(r"`(.*?)`", cell)}
-    sources = [*(ROOT / "python/isthmus").rglob("*.py"), *(ROOT / "src/torch").rglob("*.cpp")]
-    read = "".join(source.read_text() for source in sources)
-    assert len(names) > 50
-    assert {name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", read)} == set()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from isthmus.native import fitting
 from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT
@@ -79,9 +80,11 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
     return made
 
 
-def test_the_name_says_which_torch_it_fits(wheel: Path) -> None:
-    assert wheel.name.startswith(f"isthmus-{version('isthmus')}+torch{str(torch.__version__).replace('+', '.')}-")
+def test_name_and_requirements_say_which_torch_it_fits(wheel: Path, environment: Environment) -> None:
+    assert wheel.name.startswith(f"isthmus-{version('isthmus')}+torch{fitting(torch.__version__).replace('+', '.')}-")
     assert "manylinux" in wheel.name
+    requirements = environment.says("python", "-c", "import importlib.metadata as m; print(m.requires('isthmus'))")
+    assert f"'torch=={fitting(torch.__version__.partition('+')[0])}.*'" in requirements
 
 
 def test_the_readme_script_trains_without_a_compiler(environment: Environment) -> None:
@@ -106,7 +109,7 @@ def test_another_torch_is_told_which_wheel_it_needs(environment: Environment) ->
     program = "import torch; torch.__version__ = '2.99.0+cu999'; import isthmus; isthmus.Options()"
     result = environment.run("python", "-c", program)
     assert result.returncode != 0
-    assert "install the wheel whose version ends in +torch2.99.0.cu999" in result.stderr.splitlines()[-1]
+    assert "install the wheel whose version ends in +torch2.99.cu999" in result.stderr.splitlines()[-1]
 
 
 def test_nothing_is_left_after_its_removal(environment: Environment) -> None:

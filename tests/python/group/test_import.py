@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from isthmus import native
 from support import ranks
 from support.limits import HANG_S
 
@@ -82,6 +84,38 @@ def test_a_torch_that_it_was_not_built_for() -> None:
     assert len(lines) == 2
     for line in lines:
         assert "isthmus was built for torch 2.99.0, but torch 2." in line
+
+
+def test_which_versions_of_torch_a_build_fits() -> None:
+    assert native.fitting("2.15.1+cu132") == native.fitting("2.15.0+cu132") == "2.15+cu132"
+    assert native.fitting("2.15.1") == "2.15"
+    assert native.fitting("2.16.0a0+git08187d9") == "2.16.0a0+git08187d9"
+
+
+def test_another_patch_release_of_the_same_torch() -> None:
+    script = """
+        import sys, torch
+        from isthmus import _build_info, native
+        base, _, local = torch.__version__.partition("+")
+        patch = base.rpartition(".")[0] + ".99"
+
+        def says(version):
+            _build_info.TORCH_VERSION = version
+            try:
+                return native.load().__name__
+            except ImportError as error:
+                return error
+
+        print(says(patch + "+of_another_kind"))
+        sys.modules["isthmus._C"] = None
+        print(says(patch + "+" * bool(local) + local))
+        del sys.modules["isthmus._C"]
+        print(says(patch + "+" * bool(local) + local))
+    """
+    other_kind, not_loaded, loaded = python(script).splitlines()
+    assert "+of_another_kind, but torch" in other_kind
+    assert re.search(r"isthmus was built for torch \S+\.99\S*, but torch .* \(import of isthmus._C halted", not_loaded)
+    assert loaded == "isthmus._C"
 
 
 EXIT_WITHOUT_DESTROY = """

@@ -22,12 +22,12 @@ from isthmus.group.measure import (
     MeasuredLink,
     MeasuredLinks,
     _Stage,
-    _Tiers,
     fit_link,
     shortfall,
     used_interface,
 )
 from isthmus.group.nodes.launchers import rendezvous
+from isthmus.group.nodes.node_map import tiers_of
 from python.cli.planned import report
 from support.hosts import two_hosts
 from support.limits import HANG_S
@@ -97,9 +97,8 @@ def test_sizes_end_with_the_budget(budget_s: float, num_sizes: int) -> None:
 
 
 def test_tiers_of_a_rank() -> None:
-    tiers = _Tiers([0, 1, 1, 0, 2, 2], 2)
-    assert (tiers.num_nodes, tiers.ranks_per_node, tiers.node, tiers.rail) == (3, 2, [1, 2], [3, 2, 5])
-    assert (_Tiers([0, 0], 1).rail, _Tiers([0, 1], 1).node) == ([1], [1])
+    assert tiers_of(2, [0, 1, 1, 0, 2, 2]) == ([1, 2], [3, 2, 5])
+    assert (tiers_of(1, [0, 0]), tiers_of(1, [0, 1])) == (([0, 1], [1]), ([1], [0, 1]))
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}

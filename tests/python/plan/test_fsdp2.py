@@ -21,7 +21,7 @@ from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named
 from isthmus.plan.units import units_of
 from isthmus.plan.volumes import world_formula
-from isthmus.units.models import param_groups_of
+from isthmus.torch_private.models import param_groups_of
 
 MESHES = [(2, 2), (3, 2), (2, 1), (1, 4), (4, 3)]
 

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 
 import isthmus
 from isthmus import native
-from isthmus.group import process
+from isthmus.torch_private.models import param_groups_of
+from isthmus.units import automatic
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
-from isthmus.units.models import param_groups_of
 from support import ranks
 from support.checkpoints import (
     BFLOAT16,
@@ -135,7 +135,7 @@ def without_word_of_passes_the_first_reduction_finds_the_model() -> None:
         assert history(model) == expected
         assert collectives_in(model) == OURS
     finally:
-        native.load().set_pass_function(process._pass_begins)
+        native.load().set_pass_function(automatic.pass_begins)
 
 
 # --- Several models ---

@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from isthmus.torch_private.models import param_groups_of
 from isthmus.units.collectives import UnitAllGather
-from isthmus.units.models import fsdp2_units, param_groups_of
+from isthmus.units.models import fsdp2_units
 from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import Prepared, PreparedUnit, units_of_groups
 from support.logs import logged

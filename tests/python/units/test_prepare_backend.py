@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import isthmus
-from isthmus.units.models import param_groups_of
+from isthmus.torch_private.models import param_groups_of
 from support.checkpoints import (
     Model,
     ddp,

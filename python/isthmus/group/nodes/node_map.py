@@ -149,6 +149,18 @@ def ranks_by_value(ranks: Sequence[int], values: Sequence[T]) -> dict[T, list[in
     return found
 
 
+def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
+    """Return the ranks of each node, ordered by the nodes' lowest ranks."""
+    return list(ranks_by_value(range(len(node_of_rank)), node_of_rank).values())
+
+
+def tiers_of(rank: int, node_of_rank: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the ranks of a rank's node, and those of its rail, by node. Nodes have equally many ranks."""
+    nodes = ranks_by_node(node_of_rank)
+    node = next(ranks for ranks in nodes if rank in ranks)
+    return node, [ranks[node.index(rank)] for ranks in nodes]
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """Name ranks in a message: "rank 3", "ranks 0, 1"."""
     more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 
-from isthmus.units.models import ParamGroup
+from isthmus.torch_private.models import ParamGroup
+
+# --- Which unit FSDP itself reduces, or gathers, and no hook of a user's does; where a first forward pass begins ---
+# Instead: a thread-local "current collective" (kind, module's path, parameters, their sizes in a row), and a global
+# hook of `fully_shard`
 
 
 def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup, Any] | None:
     """Return what FSDP reduces with this thread's call on these tensors; None if FSDP does not make it.
 
     For FSDP2: its object, and the indexes of the parameters with gradients, as in `trainable_indexes`. For FSDP1: its
-    state and the flat parameter.
+    state and the handle of the flat parameter.
     """
-    frame: FrameType | None = sys._getframe(1)
     by_torch = True  # no code of a user's is between FSDP and the collective
-    while frame is not None:
+    for frame in _frames(sys._getframe(1)):
         module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
         if function == "foreach_reduce" and module == _FSDP2_REDUCES:
             reduces = _reduces(frame.f_locals, "reduce_scatter_input", "reduce_output", output, input, by_torch)
@@ -28,13 +31,13 @@ def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup,
         if function == "_reduce_grad" and module == _FSDP1_REDUCES:
             values = frame.f_locals
             reduces = _reduces(values, "padded_unsharded_grad", "new_sharded_grad", output, input, by_torch)
-            return (values["state"], values["handle"].flat_param) if reduces else None
+            return (values["state"], values["handle"]) if reduces else None
         if function == "_reduce_grad_no_shard" and module == _FSDP1_REDUCES:
             values = frame.f_locals
             flat = values["handle"].flat_param
-            return (values["state"], flat) if _is_same(input, flat.grad) and _is_same(output, flat.grad) else None
+            reduces = _is_same(input, flat.grad) and _is_same(output, flat.grad)
+            return (values["state"], values["handle"]) if reduces else None
         by_torch = by_torch and (module in _COLLECTIVES or str(module).startswith("isthmus."))
-        frame = frame.f_back
     return None
 
 
@@ -43,12 +46,16 @@ def hooked_reduction_of(tensor: torch.Tensor) -> tuple[ParamGroup, tuple[int, ..
 
     The hook (`set_all_reduce_hook`) gets the shard that FSDP2 has reduced. As in `reduction_of`, with indexes.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames(sys._getframe(1)):
         if frame.f_code.co_name == "foreach_reduce" and frame.f_globals.get("__name__") == _FSDP2_REDUCES:
             return _param_group_above(frame) if _is_same(tensor, frame.f_locals.get("reduce_output")) else None
-        frame = frame.f_back
     return None
+
+
+def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
 
 
 # Modules of torch that begin passes, that reduce gradients, and that they call for a collective.
@@ -79,23 +86,19 @@ def _is_same(tensor: torch.Tensor, expected: torch.Tensor | None) -> bool:
 
 
 def _param_group_above(reduces: FrameType) -> tuple[ParamGroup, tuple[int, ...]] | None:
-    frame: FrameType | None = reduces
-    while frame is not None:
+    for frame in _frames(reduces):
         params, group = frame.f_locals.get("fsdp_params_with_grad"), frame.f_locals.get("self")
         if params is not None and group is not None:
             places = {id(param): index for index, param in enumerate(group.fsdp_params)}
             return group, tuple(places[id(param)] for param in params)
-        frame = frame.f_back
     return None
 
 
 def beginning_pass() -> Any | None:
     """Return the module of FSDP2 whose forward pass begins on this thread's stack, None if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames(sys._getframe(1)):
         if frame.f_code.co_name == "_root_pre_forward" and frame.f_globals.get("__name__") == _FSDP2_PASSES:
             return frame.f_locals["self"]._modules[0]
-        frame = frame.f_back
     return None
 
 
@@ -105,12 +108,10 @@ def gathering_object() -> Any | None:
     It is FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that SimpleFSDP makes whole. The
     flat parameter itself would outlive its model: it keeps views of itself, whose gradients lead back to it.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames(sys._getframe(1)):
         file = _GATHERERS.get(frame.f_code.co_name)
         if file is not None and frame.f_code.co_filename.endswith(file):
             return frame.f_locals.get("self")
-        frame = frame.f_back
     return None
 
 

@@ -1,0 +1,102 @@
+"""Private names of torch's process groups and of autograd. `import torch` imports this, so it imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName, Store
+
+# --- The groups of the process; notes between ranks of different groups ---
+# Instead: `dist.process_groups()`, `dist.default_store()`
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Return all process groups that this process is in, in the order in which they were made."""
+    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+
+
+def job_store() -> Store:
+    """Return the store of the default group."""
+    return dist.distributed_c10d._get_default_store()
+
+
+# --- The backends of a group, and their timeouts ---
+# Instead: public getters and setters
+
+
+def backends_by_device(group: dist.ProcessGroup) -> dict[str, Any]:
+    """Return the backends of a group by type of device: "cpu", "cuda"."""
+    return {device.type: group._get_backend(device) for device in group._device_types}
+
+
+def timeout_of(options: Any) -> timedelta:
+    """Return the timeout in the options of a backend."""
+    timeout: timedelta = options._timeout
+    return timeout
+
+
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Set the timeout in the options of a backend."""
+    options._timeout = timeout
+
+
+def set_timeout_of_backend(backend: Any, timeout: timedelta) -> None:
+    """Set the timeout of a backend's later operations."""
+    backend._set_default_timeout(timeout)
+
+
+# --- To construct a backend, and a group of one beside the default group ---
+# Instead: `dist.make_backend(name, store, ...)`, and a public constructor of groups
+
+
+def make_gloo(store: Store, rank: int, size: int, timeout: timedelta, devices: Sequence[Any]) -> Any:
+    """Construct a Gloo backend over these devices of `ProcessGroupGloo`."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = list(devices)
+    options._threads = 2 * len(devices)
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def make_nccl(
+    store: Store, rank: int, global_ranks: Sequence[int], timeout: timedelta, name: str, device: torch.device | None
+) -> Any:
+    """Construct the backend that torch makes for "nccl". It connects at its first call."""
+    options = dist.ProcessGroupNCCL.Options()
+    if hasattr(options, "lazy_init"):  # since torch 2.15, where an environment variable chooses between two kinds
+        options.lazy_init = True
+        dist.Backend._ensure_backend_registered(dist.Backend.NCCL)
+        request: Any = dist.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
+        request.store, request.group_rank, request.group_size = store, rank, len(global_ranks)
+        request.timeout, request.group_id = timeout, GroupName(name)
+        request.global_ranks_in_group = list(global_ranks)
+        # Not the group itself, which would be bound to the device that is chosen where it is bound to none.
+        request.process_group = dist.ProcessGroup(store, rank, len(global_ranks))
+        request.process_group.bound_device_id = device
+        return dist.Backend._plugins[dist.Backend.NCCL.upper()].creator_fn(request, options)
+    options._timeout = timeout
+    options.global_ranks_in_group = list(global_ranks)
+    options.group_name = GroupName(name)
+    return dist.ProcessGroupNCCL(store, rank, len(global_ranks), options)
+
+
+def make_group(backend: Any, store: Store, rank: int, size: int, devices: Sequence[str]) -> dist.ProcessGroup:
+    """Construct a group that has this backend for each of these types of device, and that `dist` does not know."""
+    made = dist.ProcessGroup(store, rank, size)
+    made._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    for device in devices:
+        made._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return made
+
+
+# --- Whether an optimizer's step is inside a backward pass, and so one parameter's ---
+# Instead: an argument of the step's hook
+
+
+def is_in_backward_pass() -> bool:
+    """Return whether this thread runs a backward pass."""
+    return torch._C._current_graph_task_id() >= 0
