@@ -1,5 +1,6 @@
-# Finds hwloc 2.1 or newer, which the library of machines reads them with. Results: IsthmusHwloc_FOUND,
+# Finds hwloc 2.1 or newer and Expat, which the library of machines reads them with. Results: IsthmusHwloc_FOUND,
 # IsthmusHwloc_VERSION (of its interface) and the target isthmus_hwloc.
+find_package(EXPAT)
 find_path(IsthmusHwloc_INCLUDE_DIR hwloc.h)
 find_library(IsthmusHwloc_LIBRARY NAMES hwloc)
 mark_as_advanced(IsthmusHwloc_INCLUDE_DIR IsthmusHwloc_LIBRARY)
@@ -15,10 +16,10 @@ if(IsthmusHwloc_INCLUDE_DIR)
 endif()
 
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(IsthmusHwloc REQUIRED_VARS IsthmusHwloc_LIBRARY IsthmusHwloc_INCLUDE_DIR
+find_package_handle_standard_args(IsthmusHwloc REQUIRED_VARS IsthmusHwloc_LIBRARY IsthmusHwloc_INCLUDE_DIR EXPAT_LIBRARY
                                   VERSION_VAR IsthmusHwloc_VERSION)
 if(IsthmusHwloc_FOUND AND NOT TARGET isthmus_hwloc)
   add_library(isthmus_hwloc INTERFACE IMPORTED)
   target_include_directories(isthmus_hwloc INTERFACE ${IsthmusHwloc_INCLUDE_DIR})
-  target_link_libraries(isthmus_hwloc INTERFACE ${IsthmusHwloc_LIBRARY})
+  target_link_libraries(isthmus_hwloc INTERFACE ${IsthmusHwloc_LIBRARY} EXPAT::EXPAT)
 endif()

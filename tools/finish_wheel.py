@@ -2,8 +2,8 @@
 
 The compiled module fits one torch, in any patch release: the wheel's version names it (isthmus 0.1.0+torch2.11.cu130),
 and its requirements demand it. The tier over MPI is left out, which fits the MPI of this machine alone. auditwheel
-names the oldest platform that the rest runs on, and puts hwloc inside; libraries of torch and NVIDIA stay outside,
-where pip has put them.
+names the oldest platform that the rest runs on, and puts hwloc and Expat inside; libraries of torch and NVIDIA stay
+outside, where pip has put them.
 """
 
 from __future__ import annotations

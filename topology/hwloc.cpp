@@ -5,21 +5,16 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
+#include <fstream>
+#include <regex>
 
-#include "topology/discover.h"
-#include "topology/pcie.h"
+#include "topology/read.h"
 
 namespace isthmus::topology {
 namespace {
 
-// Host bridges stand on top; below another bridge there is none, whatever a damaged file says.
-bool is_pci_bridge(hwloc_obj_t object) {
-  return object->type == HWLOC_OBJ_BRIDGE &&
-         (object->attr->bridge.upstream_type != HWLOC_OBJ_BRIDGE_HOST || object->parent->type == HWLOC_OBJ_BRIDGE);
-}
-
 Gpu gpu(hwloc_obj_t object) {
+  static const std::regex kNumbered("(nvml|cuda|rsmi)([0-9]{1,5})");
   Gpu found;
   found.bus_id = bus_id(object);
   found.model = gpu_model(object->attr->pcidev.vendor_id, object->attr->pcidev.device_id);
@@ -27,12 +22,9 @@ Gpu gpu(hwloc_obj_t object) {
   for (hwloc_obj_t device = object->io_first_child; device != nullptr; device = device->next_sibling) {
     const std::string name = name_of(device), model = printable(info(device, "GPUModel"));
     found.model = model.empty() ? found.model : model;
-    for (const std::string kind : {"nvml", "cuda", "rsmi"}) {
-      const bool is_numbered = name.starts_with(kind) && name.size() > 4 && name.size() < 10 &&
-                               name.find_first_not_of("0123456789", 4) == std::string::npos;
-      if (is_numbered && (kind == "nvml" || found.index == -1)) {
-        found.index = std::stoi(name.substr(4));
-      }
+    std::smatch match;
+    if (std::regex_match(name, match, kNumbered) && (match[1] == "nvml" || found.index == -1)) {
+      found.index = std::stoi(match[2]);
     }
   }
   return found;
@@ -40,21 +32,20 @@ Gpu gpu(hwloc_obj_t object) {
 
 class Reader {
  public:
-  Reader(hwloc_topology_t topology, const Sysfs& sysfs)
-      : topology_(topology), sysfs_(sysfs), adapters_(sysfs, machine_) {}
+  Reader(hwloc_topology_t topology, const Sysfs& sysfs) : topology_(topology), sysfs_(sysfs) {}
 
   Machine machine() {
     read_processors();
-    for (hwloc_obj_t object = nullptr; (object = hwloc_get_next_pcidev(topology_, object)) != nullptr;) {
-      read_device(object);
-    }
+    read_below(hwloc_get_root_obj(topology_), -1, 0);
+    std::vector<std::string> loose;
     for (hwloc_obj_t object = nullptr; (object = hwloc_get_next_osdev(topology_, object)) != nullptr;) {
-      if (hwloc_obj_type_is_io(object->parent->type) == 0) {
-        adapters_.add_loose(object);
+      const bool is_loose = hwloc_obj_type_is_io(object->parent->type) == 0;
+      // What a file has beside PCIe was made by software, as far as anyone can tell.
+      if (sysfs_.exists() && is_loose && object->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK) {
+        loose.push_back(name_of(object));
       }
     }
-    adapters_.number();
-    fold_ports();
+    read_nics(machine_, sysfs_, functions_, loose);
     return std::move(machine_);
   }
 
@@ -66,10 +57,7 @@ class Reader {
     }
     while ((object = hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_NUMANODE, object)) != nullptr) {
       const hwloc_obj_t package = hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, object);
-      char* cpus = nullptr;
-      hwloc_bitmap_list_asprintf(&cpus, object->cpuset);
-      machine_.numa_nodes.push_back({static_cast<int>(object->os_index), {}, cpus == nullptr ? "" : cpus});
-      std::free(cpus);
+      machine_.numa_nodes.push_back({static_cast<int>(object->os_index), {}, numbers_of(object->cpuset)});
       if (package != nullptr) {
         machine_.numa_nodes.back().socket = static_cast<int>(package->os_index);
       }
@@ -77,84 +65,77 @@ class Reader {
     require(machine_.numa_nodes.size() <= kMostNumaNodes, 0, "has ", machine_.numa_nodes.size(), " NUMA nodes");
   }
 
-  void read_device(hwloc_obj_t object) {
-    const int class_code = object->attr->pcidev.class_id, vendor = object->attr->pcidev.vendor_id;
-    if (is_gpu(class_code, vendor == 0 ? -1 : vendor)) {
-      machine_.gpus.push_back(gpu(object));
-      machine_.gpus.back().place = machine_.add({"gpu", bus_id(object), above(object), link_speed(object), {}});
-    } else if (is_nic(class_code) || object->io_arity > 0) {
-      const size_t first = machine_.nics.size();
-      adapters_.add(object);
-      const int place = first < machine_.nics.size() ? adapter(object) : -1;
-      std::for_each(machine_.nics.begin() + static_cast<long>(first), machine_.nics.end(),
-                    [&](Nic& nic) { nic.place = place; });
-    } else if (class_code >> 8 == 0x12 || class_code == 0x0302 || class_code == 0x0380) {
-      machine_.note("left out: the accelerator at " + bus_id(object) + ", as GPUs of NVIDIA and AMD alone are known");
+  // Everything that hangs from an object. above: the place that it is; -1: none. level: bridges from the host bridge.
+  void read_below(hwloc_obj_t object, int above, int level) {
+    for (hwloc_obj_t child = object->first_child; child != nullptr; child = child->next_sibling) {
+      read_below(child, -1, 0);
     }
-  }
-
-  // The place of an adapter, which its functions share.
-  int adapter(hwloc_obj_t function) {
-    const int parent = above(function);
-    const std::string id = bus_id(function);
-    for (size_t place = 0; place < machine_.pcie.size(); ++place) {
-      const Place& other = machine_.pcie[place];
-      if (other.above == parent && other.kind == "nic" && other.bus_id.substr(0, 10) == id.substr(0, 10)) {
-        return static_cast<int>(place);
+    for (hwloc_obj_t child = object->io_first_child; child != nullptr; child = child->next_sibling) {
+      if (child->type == HWLOC_OBJ_OS_DEVICE) {
+        continue;
       }
+      const bool is_bridge = child->type == HWLOC_OBJ_BRIDGE;
+      if (above != -1) {
+        is_bridge ? read_bridge(child, above, level + 1) : read_device(child, above);
+        continue;
+      }
+      const bool is_host_bridge = is_bridge && child->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_HOST;
+      require(is_host_bridge, 0, "names no host bridges: lstopo --filter bridge:none leaves them out");
+      read_below(child, add_host_bridge(object), 0);
     }
-    return machine_.add({"nic", id, parent, link_speed(function), {}});
   }
 
-  // The place that a device or a bridge hangs from, which is made when it is first asked for. The first bridge below a
-  // host bridge is a port of the processor. A switch is a bridge towards the root, with a bridge towards each device
-  // below it: one place.
-  int above(hwloc_obj_t object) {
-    const hwloc_obj_t bridge = object->parent;
-    if (const auto known = place_of_.find(bridge); known != place_of_.end()) {
-      return known->second;
-    }
-    if (!is_pci_bridge(bridge)) {
-      return host_bridge(bridge);
-    }
-    const int parent = above(bridge), level = level_of_[bridge] = level_of_[bridge->parent] + 1;
-    const bool is_place = level == 1 || level % 2 == 0;
-    return place_of_[bridge] =
-               is_place ? machine_.add({"switch", bus_id(bridge), parent, link_speed(bridge), {}}) : parent;
-  }
-
-  // object: the bridge, or what is right above a device where bridges were left out.
-  int host_bridge(hwloc_obj_t object) {
-    const bool is_bridge = object->type == HWLOC_OBJ_BRIDGE;
-    require(is_bridge || hwloc_obj_type_is_io(object->type) == 0, 0, "has a PCI device below another one");
-    const hwloc_obj_t processors = hwloc_get_non_io_ancestor_obj(topology_, object);
+  // processors: those that it is attached to.
+  int add_host_bridge(hwloc_obj_t processors) {
     Place root{"host bridge", "", -1, {}, {}};
     if (machine_.numa_nodes.size() == 1) {
       root.numa_node = machine_.numa_nodes[0].index;
     } else if (processors->nodeset != nullptr && hwloc_bitmap_weight(processors->nodeset) == 1) {
       root.numa_node = hwloc_bitmap_first(processors->nodeset);
     }
-    const int place = machine_.add(root);
-    if (is_bridge) {
-      place_of_[object] = place;
-    } else {
-      machine_.note("host bridges are left out: PCIe distances are those of NUMA nodes");
-    }
-    return place;
+    return machine_.add(root);
   }
 
-  // The port of the processor that a device or a switch is plugged into is no place, unless several hang from it.
-  void fold_ports() {
-    std::map<int, int> num_below;
-    for (const Place& place : machine_.pcie) {
-      ++num_below[place.above];
+  // The first bridge below a host bridge is a port of the processor. A switch is a bridge towards the root, with a
+  // bridge towards each device below it: one place.
+  void read_bridge(hwloc_obj_t bridge, int above, int level) {
+    if (level != 1 && level % 2 != 0) {
+      return read_below(bridge, above, level);
     }
-    for (auto place = machine_.pcie.rbegin(); place != machine_.pcie.rend(); ++place) {  // from below
-      const Place port = place->above == -1 ? *place : machine_.pcie[place->above];
-      if (port.kind == "switch" && machine_.pcie[port.above].above == -1 && num_below[place->above] == 1) {
-        place->above = port.above;
-      }
+    const int place = machine_.add({"switch", bus_id(bridge), above, link_speed(bridge), {}});
+    read_below(bridge, place, level);
+    const auto hangs_here = [&](const Place& one) { return one.above == place; };
+    const auto first = std::find_if(machine_.pcie.begin() + place, machine_.pcie.end(), hangs_here);
+    if (first == machine_.pcie.end()) {
+      machine_.pcie.resize(place);
+    } else if (level == 1 && std::none_of(first + 1, machine_.pcie.end(), hangs_here)) {
+      first->above = above;  // what alone is plugged into a port
     }
+  }
+
+  void read_device(hwloc_obj_t object, int above) {
+    for (hwloc_obj_t child = object->io_first_child; child != nullptr; child = child->next_sibling) {
+      require(child->type == HWLOC_OBJ_OS_DEVICE, 0, "has a PCI device below another one");
+    }
+    const int class_code = object->attr->pcidev.class_id, vendor = object->attr->pcidev.vendor_id;
+    if (is_gpu(class_code, vendor == 0 ? -1 : vendor)) {
+      machine_.gpus.push_back(gpu(object));
+      machine_.gpus.back().place = machine_.add({"gpu", bus_id(object), above, link_speed(object), {}});
+    } else if (is_nic(class_code) || object->io_arity > 0) {
+      functions_.push_back({object, adapter(object, above)});
+    } else if (class_code >> 8 == 0x12 || class_code == 0x0302 || class_code == 0x0380) {
+      machine_.note("left out: the accelerator at " + bus_id(object) + ", as GPUs of NVIDIA and AMD alone are known");
+    }
+  }
+
+  // The place of an adapter, which its functions share.
+  int adapter(hwloc_obj_t function, int above) {
+    const std::string id = bus_id(function);
+    const auto place = std::find_if(machine_.pcie.begin(), machine_.pcie.end(), [&](const Place& other) {
+      return other.above == above && other.kind == "nic" && other.bus_id.substr(0, 10) == id.substr(0, 10);
+    });
+    return place != machine_.pcie.end() ? static_cast<int>(place - machine_.pcie.begin())
+                                        : machine_.add({"nic", id, above, link_speed(function), {}});
   }
 
   // The best of both ends: an idle GPU slows its link down. hwloc says what it was at that moment, in GB/s after
@@ -168,14 +149,15 @@ class Reader {
       const std::string folder = "/bus/pci/devices/" + bus_id(of) + "/max_link_";
       return LinkEnd{sysfs_.line(folder + "speed"), sysfs_.line(folder + "width")};
     };
-    return pcie_gbit_s(end(object), is_pci_bridge(object->parent) ? end(object->parent) : LinkEnd{});
+    const hwloc_obj_t port = object->parent;
+    const bool has_port = port->type == HWLOC_OBJ_BRIDGE && port->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI;
+    return pcie_gbit_s(end(object), has_port ? end(port) : LinkEnd{});
   }
 
   hwloc_topology_t topology_;
   const Sysfs& sysfs_;
   Machine machine_;
-  Adapters adapters_;
-  std::map<hwloc_obj_t, int> place_of_, level_of_;  // of bridges
+  std::vector<Function> functions_;
 };
 
 // NVML decides which GPUs there are: a container may see fewer than the bus has.
@@ -195,26 +177,33 @@ void take_gpus(Machine& machine, const NvmlFacts& nvml) {
   for (const Gpu& seen : machine.gpus) {
     const auto told = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& one) { return one.bus_id == seen.bus_id; });
     if (told == gpus.end()) {
-      hidden += (hidden.empty() ? "" : ", ") + seen.bus_id;
+      hidden += ", " + seen.bus_id;
     } else {
       told->place = seen.place;
     }
   }
   for (const Gpu& gpu : gpus) {
-    if (gpu.place == -1) {
-      lost += (lost.empty() ? "GPU" : ", GPU") + std::to_string(gpu.index);
-    }
+    lost += gpu.place == -1 ? ", GPU" + std::to_string(gpu.index) : "";
   }
   machine.gpus = std::move(gpus);
   if (!hidden.empty()) {
-    machine.note("NVML does not show " + hidden + ": left out");
+    machine.note("NVML does not show " + hidden.substr(2) + ": left out");
   }
   if (!lost.empty()) {
-    machine.note("not on the PCIe bus that sysfs shows: " + lost);
+    machine.note("not on the PCIe bus that sysfs shows: " + lost.substr(2));
   }
 }
 
 }  // namespace
+
+std::string Sysfs::line(const std::string& path) const {
+  std::string text;
+  if (exists()) {
+    std::ifstream file(root + path);
+    std::getline(file, text);
+  }
+  return printable(text);
+}
 
 Topology new_topology() {
   hwloc_topology_t raw = nullptr;
@@ -231,6 +220,23 @@ Topology new_topology() {
 }
 
 Machine read_objects(hwloc_topology_t topology, const Sysfs& sysfs) { return Reader(topology, sysfs).machine(); }
+
+Bitmap set_of_mask(const std::string& mask) {
+  constexpr size_t kMostOfMask = 4096;
+  Bitmap set(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
+  if (mask.empty() || mask.size() > kMostOfMask || mask.find_first_not_of("0123456789abcdefABCDEFx,") != mask.npos ||
+      hwloc_bitmap_sscanf(set.get(), mask.c_str()) != 0) {
+    hwloc_bitmap_zero(set.get());
+  }
+  return set;
+}
+
+std::string numbers_of(hwloc_const_bitmap_t set) {
+  char* text = nullptr;
+  hwloc_bitmap_list_asprintf(&text, set);
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+  return text == nullptr ? "" : text;
+}
 
 std::string bus_id(hwloc_obj_t object) {
   const auto& pci = object->type == HWLOC_OBJ_BRIDGE ? object->attr->bridge.upstream.pci : object->attr->pcidev;

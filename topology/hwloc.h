@@ -1,12 +1,10 @@
-// What the readers of hwloc's machines share. Private to this folder.
+// What the readers of machines share. Private to this folder.
 #pragma once
 
 #include <hwloc.h>
 
 #include <filesystem>
 #include <memory>
-#include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +13,7 @@
 namespace isthmus::topology {
 
 using Topology = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)>;
+using Bitmap = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
 
 // Attributes of devices as Linux shows them under /sys. Any may be missing, unreadable or nonsense.
 struct Sysfs {
@@ -33,36 +32,43 @@ Machine read_objects(hwloc_topology_t topology, const Sysfs& sysfs);
 // Adds the NVLinks that hwloc recorded to a machine's GPUs.
 void read_nvlinks(Machine& machine, hwloc_topology_t topology);
 
+// A set of numbers, from a mask such as "0x0000000f" or "ff,ffff0000"; empty for what is none.
+Bitmap set_of_mask(const std::string& mask);
+// "0-3,8".
+std::string numbers_of(hwloc_const_bitmap_t set);
 // Names a PCI device, or the upper end of a bridge.
 std::string bus_id(hwloc_obj_t object);
 // "": the object has none of that name.
 std::string info(hwloc_obj_t object, const std::string& name);
 inline std::string name_of(hwloc_obj_t object) { return object->name == nullptr ? "" : object->name; }
 
-// The NICs of a machine while it is read.
-class Adapters {
- public:
-  Adapters(const Sysfs& sysfs, Machine& machine) : sysfs_(sysfs), machine_(machine) {}
-
-  // Adds the ports of a PCI function to the machine.
-  void add(hwloc_obj_t function);
-  // Adds an interface that is on no PCIe bus, once all others are there.
-  void add_loose(hwloc_obj_t interface);
-  // Numbers them: verbs devices first, then interfaces, each by name. Virtual functions whose physical function is
-  // there go.
-  void number();
-
- private:
-  void add(const std::string& name, const std::string& bus_id, const std::string& kind,
-           std::optional<double> speed_gbit_s);
-  void add_verbs(hwloc_obj_t device, hwloc_obj_t function);
-  void add_interface(hwloc_obj_t device, hwloc_obj_t function);
-  std::string reason_against(const std::string& interface) const;
-
-  const Sysfs& sysfs_;
-  Machine& machine_;
-  std::set<int> verbs_ports_, taken_;  // of the function that is read: seen as verbs devices, as interfaces
-  std::string left_out_;
+// A PCI device that may be a NIC, and its place in the machine's tree.
+struct Function {
+  hwloc_obj_t object;
+  int place;
 };
+
+// Adds NICs: ports of PCI functions, and interfaces that are on no PCIe bus.
+void read_nics(Machine& machine, const Sysfs& sysfs, const std::vector<Function>& functions,
+               const std::vector<std::string>& loose);
+
+// PCIe's numbers. vendor, class_code (16 bits, such as 0x0302): -1 where unknown.
+
+// One end of a PCIe link: speed and width, as sysfs and NCCL have them: "16.0 GT/s PCIe", "8 GT/s"; "16".
+struct LinkEnd {
+  std::string speed, width;
+};
+
+// The speed of a link in one direction, which both ends support; if one end's is unknown, the other's. Whatever is no
+// number of a link, as "Unknown" and 255 lanes, is unknown.
+std::optional<double> pcie_gbit_s(const LinkEnd& one, const LinkEnd& other = {});
+
+// Whether a device computes. Consoles of the board's controller do not.
+bool is_gpu(int class_code, int vendor);
+// The name of a GPU by its PCI ids; "": unknown.
+std::string gpu_model(int vendor, int device);
+inline bool is_nic(int class_code) { return class_code >> 8 == 0x02; }
+// The protocol of a NIC, from its class, its maker, and the name of its device.
+std::string nic_kind(int class_code, int vendor, const std::string& name, bool speaks_verbs);
 
 }  // namespace isthmus::topology

@@ -3,35 +3,25 @@
 #include <cmath>
 #include <map>
 
-#include "topology/discover.h"
 #include "topology/hwloc.h"
 #include "topology/read.h"
 
 namespace isthmus::topology {
 namespace {
 
-constexpr int kMostXmlLevels = 64;  // of hwloc's objects; its reader recurses
-
-using Bitmap = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
-
 // hwloc's reader trusts what it is given, and crashes on what it would not have written: everything with processors has
 // four sets of them and of NUMA nodes, each within that of the object that it is in.
 
 Bitmap set_of(const Element& element, const char* name) {
-  constexpr size_t kMostOfSet = 4096;
   const std::string text = element.text(name);
-  Bitmap set(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
-  const bool is_read = text.size() <= kMostOfSet && text.find_first_not_of("0123456789abcdefx,") == std::string::npos &&
-                       !text.empty() && hwloc_bitmap_sscanf(set.get(), text.c_str()) == 0 &&
-                       hwloc_bitmap_weight(set.get()) > 0;
-  require(is_read, element.line, "<object type='", element.text("type").substr(0, 20), "'> has ", name, "='",
-          text.substr(0, 40), "': expected a set of processors, such as 0x0000000f");
+  Bitmap set = set_of_mask(text);
+  require(hwloc_bitmap_weight(set.get()) > 0, element.line, "<object type='", element.text("type").substr(0, 20),
+          "'> has ", name, "='", text.substr(0, 40), "': expected a set of processors, such as 0x0000000f");
   return set;
 }
 
 // parent: the nearest object around it that has sets; nullptr: none.
-void check(const Element& element, const Element* parent, int depth) {
-  require(depth <= kMostXmlLevels, element.line, "objects nest more than ", kMostXmlLevels, " deep");
+void check(const Element& element, const Element* parent) {
   const std::string type = element.text("type");
   element.integer("os_index", 0, 1 << 20, 0);
   const bool is_io = type == "Bridge" || type == "PCIDev" || type == "OSDev" || type == "Misc";
@@ -46,7 +36,7 @@ void check(const Element& element, const Element* parent, int depth) {
   }
   for (const Element& child : element.children) {
     if (child.tag == "object") {
-      check(child, has_sets ? &element : parent, depth + 1);
+      check(child, has_sets ? &element : parent);
     }
   }
 }
@@ -75,7 +65,7 @@ void read_nvlinks(Machine& machine, hwloc_topology_t topology) {
   unsigned count = 1;
   if (hwloc_distances_get_by_name(topology, "NVLinkBandwidth", &count, &matrix, 0) != 0 || count == 0) {
     if (machine.gpus.size() > 1) {
-      machine.note("the file names no NVLinks: GPUs are taken to be joined by PCIe only");
+      machine.note(kNoNvLinks);
     }
     return;
   }
@@ -108,7 +98,7 @@ Machine parse_hwloc(const std::string& contents, const Element& root) {
   require(version.starts_with("2."), root.line, "is hwloc XML of version '",
           version.empty() ? "1" : version.substr(0, 20),
           "': expected 2, as lstopo of hwloc 2 writes it (also of an older file: lstopo --input OLD.xml NEW.xml)");
-  check(root, nullptr, 0);
+  check(root, nullptr);
   const Topology topology = new_topology();
   const std::string text = contents.substr(contents.find('<'));
   const bool is_read =

@@ -1,6 +1,8 @@
 #include "topology/machine.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <regex>
 #include <set>
 #include <string_view>
 
@@ -40,22 +42,24 @@ std::optional<double> slower(const std::optional<double>& a, const std::optional
 // fabric.
 std::optional<Link> over_nvlink(const Gpu& a, const Gpu& b, Machine& machine) {
   std::optional<double> slowest = kMostGbitS;
-  int switched[2] = {0, 0}, direct[2] = {0, 0};
-  for (const int side : {0, 1}) {
-    const std::string& peer = (side == 0 ? b : a).bus_id;
-    for (const NvLinks& links : (side == 0 ? a : b).nvlinks) {
-      const bool is_direct = !peer.empty() && links.peer == peer;
+  const auto links_to = [&](const Gpu& from, const Gpu& to) {
+    std::pair<int, int> direct_and_switched;
+    for (const NvLinks& links : from.nvlinks) {
+      const bool is_direct = !to.bus_id.empty() && links.peer == to.bus_id;
       if (is_direct || links.is_to_switch) {
-        (is_direct ? direct : switched)[side] += links.count;
+        (is_direct ? direct_and_switched.first : direct_and_switched.second) += links.count;
         slowest = slower(slowest, links.gbit_s);
       }
     }
-  }
-  const auto [fewer, more] = std::minmax({direct[0], direct[1]});
-  if (fewer != 0 && fewer != more) {
+    return direct_and_switched;
+  };
+  const auto [there, switched] = links_to(a, b);
+  const auto [back, switched_back] = links_to(b, a);
+  if (there != back && there != 0 && back != 0) {
     machine.note("two GPUs name different numbers of NVLinks between them: the fewer are taken");
   }
-  const int count = fewer != 0 ? fewer : more != 0 ? more : std::min(switched[0], switched[1]);
+  const int named = there == 0 || back == 0 ? there + back : std::min(there, back);
+  const int count = named != 0 ? named : std::min(switched, switched_back);
   if (count == 0) {
     return std::nullopt;
   }
@@ -118,22 +122,18 @@ void finish(Machine& machine) {
   settle(machine.gpus, "GPUs", machine);
   settle(machine.nics, "NICs", machine);
   const int num_gpus = static_cast<int>(machine.gpus.size()), size = machine.num_devices();
-  std::vector<Path> paths;
-  paths.reserve(size);
-  for (int device = 0; device < size; ++device) {
-    paths.push_back(machine.path(device));
+  if (!machine.links.empty()) {
+    return;
   }
   machine.links.assign(static_cast<size_t>(size) * size, {"X", std::nullopt});
   for (int a = 0; a < size; ++a) {
+    const Path path = machine.path(a);
     for (int b = a + 1; b < size; ++b) {
-      std::optional<Link> link;
-      if (b < num_gpus) {
-        link = over_nvlink(machine.gpus[a], machine.gpus[b], machine);
-      }
+      auto link = b < num_gpus ? over_nvlink(machine.gpus[a], machine.gpus[b], machine) : std::nullopt;
       if (!link) {
         const auto &one = machine.device(a).numa_node, &other = machine.device(b).numa_node;
         // Where there is one NUMA node only, devices are in it, even if the source does not say so.
-        link = over_pcie(paths[a], paths[b], one && other ? one == other : machine.numa_nodes.size() <= 1);
+        link = over_pcie(path, machine.path(b), one && other ? one == other : machine.numa_nodes.size() <= 1);
       }
       machine.links[a * size + b] = machine.links[b * size + a] = *link;
     }
@@ -146,17 +146,27 @@ size_t num_shared(const Path& a, const Path& b) {
 
 std::string printable(const std::string& text) {
   constexpr std::string_view kBlanks(" \t\r\n\v\f\0", 7);
-  const size_t first = text.find_first_not_of(kBlanks), last = text.find_last_not_of(kBlanks);
+  const size_t first = std::min(text.find_first_not_of(kBlanks), text.size());
   std::string shown;
-  for (size_t i = first; i != std::string::npos && i <= last; ++i) {
-    const bool continues = (text[i] & 0xC0) == 0x80;  // a character of UTF-8 is one question mark
-    if (text[i] >= ' ' && text[i] < 0x7F) {
-      shown += text[i];
-    } else if (!continues) {
-      shown += '?';
+  for (const char one : text.substr(first, text.find_last_not_of(kBlanks) + 1 - first)) {
+    if ((one & 0xC0) != 0x80) {  // a character of UTF-8 is one question mark
+      shown += one >= ' ' && one < 0x7F ? one : '?';
     }
   }
   return shown;
+}
+
+std::string canonical_bus_id(const std::string& text) {
+  static const std::regex pattern(R"(\s*([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?\s*)");
+  std::smatch match;
+  if (text.size() > 40 || !std::regex_match(text, match, pattern)) {
+    return "";
+  }
+  char id[32];
+  const auto hex = [&](int group) { return static_cast<unsigned>(std::stoul(match[group].str(), nullptr, 16)); };
+  std::snprintf(id, sizeof id, "%04x:%02x:%02x.%s", hex(1), hex(2), hex(3),
+                match[4].matched ? match[4].str().c_str() : "0");
+  return id;
 }
 
 }  // namespace isthmus::topology

@@ -1,4 +1,5 @@
-// What a machine is: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and how far its devices are apart.
+// What a machine is: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and how far its devices are apart. And its rails:
+// which NIC each local index should use, and its speed out of the node.
 //
 // Readers fill in what their source says; finish() does the rest. Text that is empty, a number that is absent: the
 // source does not say it. Speeds are those of one direction in Gbit/s (10^9 bits).
@@ -16,8 +17,6 @@ namespace isthmus::topology {
 // More GPUs or NICs than this are an error: no machine has them, and pairs of devices grow with the square.
 constexpr int kMostDevices = 256;
 constexpr int kMostNumaNodes = 1024;
-// Places below each other in the PCIe tree. Real machines have up to six.
-constexpr int kMostPcieLevels = 32;
 constexpr int kMostNvLinks = 72;       // of a GPU; today's have 18
 constexpr double kMostGbitS = 10'000;  // faster than any link; drivers say so of what they do not know
 
@@ -131,7 +130,7 @@ struct Machine {
 };
 
 // Numbers devices: as their source does where all have a number of their own, else by bus id. Devices get the NUMA node
-// of their host bridge, and links. Sockets and NUMA nodes are sorted.
+// of their host bridge, and links, unless they have some. Sockets and NUMA nodes are sorted.
 void finish(Machine& machine);
 
 // How many places two paths begin with in common.
@@ -139,5 +138,34 @@ size_t num_shared(const Path& a, const Path& b);
 
 // Without blanks at its ends, and with a question mark for whatever is no printable ASCII.
 std::string printable(const std::string& text);
+
+// The canonical form of a bus id, "0000:07:00.0"; "" for what is none.
+std::string canonical_bus_id(const std::string& text);
+
+// The ranks with this local index, and the NIC that they should use. gpu, nic: places in the machine's lists; gpu -1:
+// none. distance: from the GPU to the NIC. num_sharing: ranks of the node that use this NIC, this one included.
+// speed_gbit_s: at most, while all ranks send and receive.
+struct Rail {
+  int local_index = 0;
+  int gpu = -1;
+  int nic = 0;
+  std::string distance;
+  int num_sharing = 1;
+  std::optional<double> speed_gbit_s;
+};
+
+// One a rank; none where the machine has no NIC.
+struct Rails {
+  std::vector<Rail> rails;
+  std::vector<std::string> notes;
+};
+
+// Pairs ranks with NICs, by the rules of docs/topology.md. ranks_per_node: by default one a GPU, or one where there is
+// no GPU. Throws TopologyError where there are more ranks than GPUs, or none.
+Rails find_rails(const Machine& machine, std::optional<int> ranks_per_node = {});
+
+// The places of the NICs that rails run over: those with RDMA, if any, and among these none that is far slower than the
+// best.
+std::vector<int> rail_nics(const Machine& machine);
 
 }  // namespace isthmus::topology

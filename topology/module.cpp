@@ -2,10 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <set>
 
-#include "topology/discover.h"
-#include "topology/rails.h"
 #include "topology/read.h"
 
 namespace isthmus::topology {
@@ -32,39 +31,39 @@ py::dict nvml_facts() {
   return py::dict("driver"_a = facts.driver, "missing"_a = facts.missing, "fabrics"_a = fabrics);
 }
 
-// The places below one of the tree, those alone that devices hang from.
-py::list pcie(const Machine& machine, const std::set<int>& used, int above) {
+template <typename Items, typename Describe>
+py::list each(const Items& items, const Describe& describe) {
   py::list found;
-  for (auto place = used.upper_bound(above); place != used.end(); ++place) {
-    const Place& one = machine.pcie[*place];
-    if (one.above != above) {
-      continue;
-    }
-    py::list devices;
-    for (int device = 0; device < machine.num_devices(); ++device) {
-      if (machine.device(device).place == *place) {
-        devices.append(machine.id(device));
-      }
-    }
-    found.append(py::dict("kind"_a = one.kind, "bus_id"_a = text(one.bus_id), "devices"_a = devices,
-                          "link_speed_gbit_s"_a = one.link_speed_gbit_s, "numa_node"_a = one.numa_node,
-                          "children"_a = pcie(machine, used, *place)));
-  }
-  return found;
-}
-
-template <typename Item, typename Describe>
-py::list each(const std::vector<Item>& items, const Describe& describe) {
-  py::list found;
-  for (const Item& item : items) {
+  for (const auto& item : items) {
     found.append(describe(item));
   }
   return found;
 }
 
+// The places right below one of the tree, by each place's own.
+py::list pcie(const Machine& machine, std::map<int, std::set<int>>& below, int above) {
+  return each(below[above], [&](int place) {
+    const Place& one = machine.pcie[place];
+    py::list devices;
+    for (int device = 0; device < machine.num_devices(); ++device) {
+      if (machine.device(device).place == place) {
+        devices.append(machine.id(device));
+      }
+    }
+    return py::dict("kind"_a = one.kind, "bus_id"_a = text(one.bus_id), "devices"_a = devices,
+                    "link_speed_gbit_s"_a = one.link_speed_gbit_s, "numa_node"_a = one.numa_node,
+                    "children"_a = pcie(machine, below, place));
+  });
+}
+
+py::object fabric(const Gpu& gpu) {
+  return gpu.fabric ? py::dict("cluster"_a = gpu.fabric->first, "clique"_a = gpu.fabric->second)
+                    : py::object(py::none());
+}
+
 // The machine as the JSON of `isthmus topo` has it.
 py::dict facts(const Machine& machine) {
-  const py::list sockets = each(machine.sockets, [&](const Socket& socket) {
+  const auto sockets = each(machine.sockets, [&](const Socket& socket) {
     py::list inside;
     for (const NumaNode& node : machine.numa_nodes) {
       if (node.socket == socket.index) {
@@ -73,38 +72,33 @@ py::dict facts(const Machine& machine) {
     }
     return py::dict("index"_a = socket.index, "numa_nodes"_a = inside, "model"_a = text(socket.model));
   });
-  const py::list numa_nodes = each(machine.numa_nodes, [](const NumaNode& node) {
+  const auto numa_nodes = each(machine.numa_nodes, [](const NumaNode& node) {
     return py::dict("index"_a = node.index, "socket"_a = node.socket, "cpus"_a = text(node.cpus));
   });
-  const py::list gpus = each(machine.gpus, [](const Gpu& gpu) {
-    py::object fabric = py::none();
-    if (gpu.fabric) {
-      fabric = py::dict("cluster"_a = gpu.fabric->first, "clique"_a = gpu.fabric->second);
-    }
+  const auto gpus = each(machine.gpus, [](const Gpu& gpu) {
     return py::dict("index"_a = gpu.index, "bus_id"_a = text(gpu.bus_id), "model"_a = text(gpu.model),
-                    "numa_node"_a = gpu.numa_node, "fabric"_a = fabric);
+                    "numa_node"_a = gpu.numa_node, "fabric"_a = fabric(gpu));
   });
-  const py::list nics = each(machine.nics, [](const Nic& nic) {
+  const auto nics = each(machine.nics, [](const Nic& nic) {
     return py::dict("index"_a = nic.index, "name"_a = text(nic.name), "bus_id"_a = text(nic.bus_id),
                     "kind"_a = nic.kind, "speed_gbit_s"_a = nic.speed_gbit_s, "numa_node"_a = nic.numa_node);
   });
   py::list links;
   for (int a = 0; a < machine.num_devices(); ++a) {
     for (int b = a + 1; b < machine.num_devices(); ++b) {
-      const Link& link = machine.link(a, b);
-      links.append(py::dict("a"_a = machine.id(a), "b"_a = machine.id(b), "kind"_a = link.kind,
-                            "speed_gbit_s"_a = link.speed_gbit_s));
+      links.append(py::dict("a"_a = machine.id(a), "b"_a = machine.id(b), "kind"_a = machine.link(a, b).kind,
+                            "speed_gbit_s"_a = machine.link(a, b).speed_gbit_s));
     }
   }
-  std::set<int> used;
+  std::map<int, std::set<int>> below;  // places that devices hang from
   for (int device = 0; device < machine.num_devices(); ++device) {
     for (int at = machine.device(device).place; at != -1; at = machine.pcie[at].above) {
-      used.insert(at);
+      below[machine.pcie[at].above].insert(at);
     }
   }
   return py::dict("name"_a = machine.name, "source"_a = machine.source, "sockets"_a = sockets,
                   "numa_nodes"_a = numa_nodes, "gpus"_a = gpus, "nics"_a = nics, "links"_a = links,
-                  "pcie"_a = pcie(machine, used, -1), "notes"_a = machine.notes);
+                  "pcie"_a = pcie(machine, below, -1), "notes"_a = machine.notes);
 }
 
 py::tuple rails(const Machine& machine, std::optional<int> ranks_per_node) {

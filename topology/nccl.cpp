@@ -3,10 +3,9 @@
 // and a <cpu> for a NUMA node with all its host bridges.
 #include <algorithm>
 #include <map>
-#include <regex>
 #include <set>
 
-#include "topology/pcie.h"
+#include "topology/hwloc.h"
 #include "topology/read.h"
 
 namespace isthmus::topology {
@@ -18,46 +17,16 @@ constexpr const char* kHidden = "fffffff";  // what NVML says of a switch that a
 // Gbit/s in one direction of one NVLink, by compute capability (10 x major + minor). From NVIDIA's data sheets, which
 // add both directions of all links: P100 4 links, 160 GB/s; V100 6, 300; A100 12, 600; A40 4, 112.5; H100 18, 900; B200
 // and B300 18, 1800.
-std::optional<double> nvlink_gbit_s(long long capability) {
-  static const std::map<long long, double> speeds = {{60, 160}, {70, 200},  {80, 200}, {86, 112.5},
-                                                     {90, 200}, {100, 400}, {103, 400}};
-  const auto found = speeds.find(capability);
-  return found == speeds.end() ? std::nullopt : std::optional(found->second);
-}
+const std::map<long long, double> kNvLinkGbitS = {{60, 160}, {70, 200},  {80, 200}, {86, 112.5},
+                                                  {90, 200}, {100, 400}, {103, 400}};
 
-// Processors in a mask of 32-bit words, the highest first: "000000ff,ffff0000" -> "16-39". "": no such mask.
-std::string cpus_of_mask(std::string mask) {
-  static const std::regex kMask("(?:[0-9a-fA-F]{0,8},)*[0-9a-fA-F]{0,8}");
-  if (mask.size() > 2304 || !std::regex_match(mask, kMask)) {
-    return "";
-  }
-  std::erase(mask, ',');
-  std::string cpus;
-  const int end = static_cast<int>(mask.size()) * 4;
-  for (int cpu = 0, first = -1; cpu <= end; ++cpu) {
-    const bool is_in = cpu < end && (std::stoi(mask.substr((end - 1 - cpu) / 4, 1), nullptr, 16) >> cpu % 4 & 1) != 0;
-    if (is_in && first == -1) {
-      first = cpu;
-    } else if (!is_in && first != -1) {
-      cpus += (cpus.empty() ? "" : ",") + std::to_string(first);
-      cpus += first == cpu - 1 ? "" : isthmus::detail::concatenate("-", cpu - 1);
-      first = -1;
-    }
-  }
-  return cpus;
-}
-
-// The first 16 of the 24 bits that are written as 0x030200; "0x03" alone is a class without a subclass.
+// The first 16 of the 24 bits that are written as 0x030200; "0x03" alone is a class without a subclass; -1: none.
 int class_code(const Element& pci) {
-  static const std::regex kClass("(?:0[xX])?([0-9a-fA-F]{1,6})");
   const std::string text = pci.text("class");
-  if (text.empty()) {
-    return -1;
-  }
-  std::smatch match;
-  const bool is_code = std::regex_match(text, match, kClass);
-  require(is_code, pci.line, "<pci> has class='", text.substr(0, 40), "': expected one like 0x030200");
-  return std::stoi((match.str(1) + "000").substr(0, 4), nullptr, 16);
+  require(text.empty() || (text.starts_with("0x") && text.size() <= 8), pci.line, "<pci> has class='",
+          text.substr(0, 40), "': expected one like 0x030200");
+  const auto code = static_cast<int>(pci.integer("class", 0, 0xFFFFFF, -1));
+  return code == -1 ? -1 : code << 4 * (8 - text.size()) >> 8;
 }
 
 std::string bus_id_of(const Element& element, const char* attribute) {
@@ -67,43 +36,38 @@ std::string bus_id_of(const Element& element, const char* attribute) {
 }
 
 std::string processor_model(const Element& cpu) {
-  std::string model;
-  for (const auto& [what, name] : {std::pair("", "vendor"), {"family ", "familyid"}, {"model ", "modelid"}}) {
-    const std::string part = cpu.text(name);
-    model += part.empty() ? "" : (model.empty() ? "" : " ") + (what + part);
+  std::string model = cpu.text("vendor");
+  for (const auto& [what, name] : {std::pair(" family ", "familyid"), {" model ", "modelid"}}) {
+    model += cpu.text(name).empty() ? "" : what + cpu.text(name);
   }
-  return model.empty() ? cpu.text("arch") : model;
+  return model.empty() ? cpu.text("arch") : printable(model);
 }
 
 class Reader {
  public:
   Machine machine(const Element& system) {
     system.integer("version", 1, 2, 1);  // 1: NCCL, 2: RCCL
+    std::map<std::string, std::vector<const Element*>> hosts;
     const std::vector<const Element*> cpus = system.all("cpu");
-    std::set<std::string> hosts;
     for (const Element* cpu : cpus) {
-      hosts.insert(cpu->text("host_hash"));
+      hosts[cpu->text("host_hash")].push_back(cpu);
     }
+    const std::string host = cpus.empty() ? "" : cpus[0]->text("host_hash");
     if (hosts.size() > 1) {  // a multi-node NVLink domain
-      machine_.note("the file describes " + std::to_string(hosts.size()) + " hosts: the first, host_hash " +
-                    cpus[0]->text("host_hash") + ", is read");
+      machine_.note("the file describes " + std::to_string(hosts.size()) + " hosts: the first, host_hash " + host +
+                    ", is read");
     }
-    for (const Element* cpu : cpus) {
-      if (cpu->text("host_hash") == cpus[0]->text("host_hash")) {
-        read_cpu(*cpu);
-      }
+    for (const Element* cpu : hosts[host]) {
+      read_cpu(*cpu);
     }
-    return finished();
-  }
-
- private:
-  Machine finished() {
     require(machine_.num_devices() != 0, 0, "names neither a GPU nor a NIC");
     bool has_nvlinks = false;
     for (Gpu& gpu : machine_.gpus) {
       has_nvlinks = has_nvlinks || !gpu.nvlinks.empty();
       for (NvLinks& links : gpu.nvlinks) {  // one that has no class may be a GPU of the file still
-        links.is_to_switch = links.is_to_switch && gpus_.count(links.peer) == 0;
+        links.is_to_switch =
+            links.is_to_switch && std::none_of(machine_.gpus.begin(), machine_.gpus.end(),
+                                               [&](const Gpu& one) { return one.bus_id == links.peer; });
       }
     }
     finish(machine_);
@@ -113,11 +77,12 @@ class Reader {
     }
     machine_.note("NCCL's files name no host bridges: PHB stands for PHB and NODE");
     if (machine_.gpus.size() > 1 && !has_nvlinks) {
-      machine_.note("the file names no NVLinks: GPUs are taken to be joined by PCIe only");
+      machine_.note(kNoNvLinks);
     }
     return std::move(machine_);
   }
 
+ private:
   // A NUMA node with all that hangs from it.
   void read_cpu(const Element& cpu) {
     const int index = static_cast<int>(cpu.integer("numaid", -1, kMostNumaNodes - 1, -1));
@@ -126,7 +91,7 @@ class Reader {
       machine_.note("a NUMA node has no number: its devices are in none");
     } else {
       require(numbers_.insert(index).second, cpu.line, "NUMA node ", index, " is given twice");
-      machine_.numa_nodes.push_back({index, index, cpus_of_mask(cpu.text("affinity"))});
+      machine_.numa_nodes.push_back({index, index, numbers_of(set_of_mask(cpu.text("affinity")).get())});
       machine_.sockets.push_back({index, processor_model(cpu)});
       machine_.pcie[bridge].numa_node = index;
     }
@@ -134,26 +99,27 @@ class Reader {
       read_nets(*nic, machine_.add({"nic", "", bridge, {}, {}}), -1, -1);
     }
     for (const Element* pci : cpu.all("pci")) {
-      read_pci(*pci, bridge, 2);
+      read_pci(*pci, bridge);
     }
   }
 
-  void read_pci(const Element& pci, int above, int depth) {
-    require(depth <= kMostPcieLevels, pci.line, "PCIe devices nest more than ", kMostPcieLevels, " deep");
+  void read_pci(const Element& pci, int above) {
     const std::string bus_id = bus_id_of(pci, "busid");
     const auto [first, is_new] = line_of_.emplace(bus_id, pci.line);
     require(is_new, pci.line, "bus id ", bus_id, " is given twice, first in line ", first->second);
-    const int place =
-        machine_.add({"switch", bus_id, above, pcie_gbit_s({pci.text("link_speed"), pci.text("link_width")}), {}});
     const int code = class_code(pci), vendor = static_cast<int>(pci.integer("vendor", 0, 0xFFFF, -1));
     const auto gpus = pci.all("gpu"), nics = pci.all("nic");
-    if (!gpus.empty() || (code != -1 && is_gpu(code, vendor))) {
-      machine_.pcie[place].kind = "gpu";
-      machine_.gpus.push_back(gpu(pci, gpus.empty() ? nullptr : gpus[0], bus_id, vendor));
-      machine_.gpus.back().place = place;
-      gpus_.insert(bus_id);
-    } else if (!nics.empty() || (code != -1 && is_nic(code))) {
-      machine_.pcie[place].kind = "nic";
+    const bool is_a_gpu = !gpus.empty() || is_gpu(code, vendor), is_a_nic = !nics.empty() || is_nic(code);
+    const int place = machine_.add({is_a_gpu   ? "gpu"
+                                    : is_a_nic ? "nic"
+                                               : "switch",
+                                    bus_id,
+                                    above,
+                                    pcie_gbit_s({pci.text("link_speed"), pci.text("link_width")}),
+                                    {}});
+    if (is_a_gpu) {
+      add_gpu(place, pci, gpus.empty() ? pci : *gpus[0], vendor);
+    } else if (is_a_nic) {
       const size_t before = machine_.nics.size();
       if (!nics.empty()) {
         read_nets(*nics[0], place, code, vendor);
@@ -163,38 +129,36 @@ class Reader {
       }
     }
     for (const Element* child : pci.all("pci")) {
-      read_pci(*child, place, depth + 1);
+      read_pci(*child, place);
     }
   }
 
-  // A GPU that <gpu> describes, or one that is known by its class only.
-  static Gpu gpu(const Element& pci, const Element* element, const std::string& bus_id, int vendor) {
-    Gpu found;
-    found.bus_id = bus_id;
-    found.model = gpu_model(vendor, static_cast<int>(pci.integer("device", 0, 0xFFFF, -1)));
-    if (element == nullptr) {
-      return found;
+  // element: <gpu>; <pci> itself for a GPU that is known by its class only.
+  void add_gpu(int place, const Element& pci, const Element& element, int vendor) {
+    Gpu& gpu = machine_.gpus.emplace_back();
+    gpu.bus_id = machine_.pcie[place].bus_id;
+    gpu.place = place;
+    gpu.model = gpu_model(vendor, static_cast<int>(pci.integer("device", 0, 0xFFFF, -1)));
+    gpu.index = static_cast<int>(element.integer("dev", 0, kMostIndex, -1));
+    const long long capability = element.integer("sm", 0, 999, -1);
+    if (gpu.model.empty() && capability != -1) {
+      gpu.model = isthmus::detail::concatenate("GPU of compute capability ", capability / 10, ".", capability % 10);
     }
-    found.index = static_cast<int>(element->integer("dev", 0, kMostIndex, -1));
-    const long long capability = element->integer("sm", 0, 999, -1);
-    if (found.model.empty() && capability != -1) {
-      found.model =
-          "GPU of compute capability " + std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-    }
+    const auto speed = kNvLinkGbitS.find(capability);
     int total = 0;
-    for (const Element* nvlink : element->all("nvlink")) {
+    for (const Element* nvlink : element.all("nvlink")) {
       std::string target = nvlink->text("target"), target_class = nvlink->text("tclass");
-      std::transform(target.begin(), target.end(), target.begin(), [](unsigned char one) { return std::tolower(one); });
-      target = target.starts_with(kHidden) ? kHidden : bus_id_of(*nvlink, "target");
+      const bool is_hidden = target.starts_with(kHidden) || target.starts_with("FFFFFFF");
+      target = is_hidden ? kHidden : bus_id_of(*nvlink, "target");
       const int count = static_cast<int>(nvlink->integer("count", 1, kMostNvLinks, 1));
-      require(target != bus_id, nvlink->line, "<nvlink> of ", bus_id, " leads to itself");
+      require(target != gpu.bus_id, nvlink->line, "<nvlink> of ", gpu.bus_id, " leads to itself");
       if (target_class != "0x068001") {  // POWER's processors have NVLinks, too
-        found.nvlinks.push_back({target, !target_class.starts_with("0x03"), count, nvlink_gbit_s(capability)});
+        gpu.nvlinks.push_back({target, !target_class.starts_with("0x03"), count, {}});
+        gpu.nvlinks.back().gbit_s = speed == kNvLinkGbitS.end() ? std::nullopt : std::optional(speed->second);
         total += count;
       }
-      require(total <= kMostNvLinks, nvlink->line, bus_id, " has more than ", kMostNvLinks, " NVLinks");
+      require(total <= kMostNvLinks, nvlink->line, gpu.bus_id, " has more than ", kMostNvLinks, " NVLinks");
     }
-    return found;
   }
 
   void read_nets(const Element& nic, int place, int code, int vendor) {
@@ -204,9 +168,9 @@ class Reader {
       const auto mbit_s = static_cast<double>(net->integer("speed", -kMostMbitS, kMostMbitS, 0));
       port.speed_gbit_s = mbit_s > 0 ? std::optional(mbit_s / 1000) : std::nullopt;
       // NCCL names sockets after interfaces (eth0, ens5), and devices of verbs or plugins otherwise (mlx5_0).
-      const bool speaks_verbs = !(port.name.starts_with("eth") || port.name.starts_with("en") ||
-                                  port.name.starts_with("bond") || port.name.starts_with("ib"));
-      port.kind = nic_kind(code, vendor, port.name, speaks_verbs);
+      const auto starts = [&](const char* start) { return port.name.starts_with(start); };
+      const bool is_interface = starts("eth") || starts("en") || starts("bond") || starts("ib");
+      port.kind = nic_kind(code, vendor, port.name, !is_interface);
       port.index = static_cast<int>(net->integer("dev", 0, kMostIndex, -1));
     }
   }
@@ -220,7 +184,6 @@ class Reader {
 
   Machine machine_;
   std::set<int> numbers_;
-  std::set<std::string> gpus_;
   std::map<std::string, int> line_of_;
 };
 

@@ -4,8 +4,7 @@
 #include <array>
 #include <cstring>
 
-#include "topology/discover.h"
-#include "topology/pcie.h"
+#include "topology/read.h"
 
 namespace isthmus::topology {
 namespace {

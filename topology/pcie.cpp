@@ -1,11 +1,10 @@
-#include "topology/pcie.h"
-
+// PCIe's names and numbers: link speeds, classes of devices.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <regex>
+
+#include "topology/hwloc.h"
 
 namespace isthmus::topology {
 namespace {
@@ -23,19 +22,6 @@ double number(const std::string& text, double most) {
 double lesser_known(double one, double other) { return one == 0 || other == 0 ? one + other : std::min(one, other); }
 
 }  // namespace
-
-std::string canonical_bus_id(const std::string& text) {
-  static const std::regex pattern(R"(\s*([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?\s*)");
-  std::smatch match;
-  if (text.size() > 40 || !std::regex_match(text, match, pattern)) {
-    return "";
-  }
-  char id[32];
-  const auto hex = [&](int group) { return static_cast<unsigned>(std::stoul(match[group].str(), nullptr, 16)); };
-  std::snprintf(id, sizeof id, "%04x:%02x:%02x.%s", hex(1), hex(2), hex(3),
-                match[4].matched ? match[4].str().c_str() : "0");
-  return id;
-}
 
 std::optional<double> pcie_gbit_s(const LinkEnd& one, const LinkEnd& other) {
   const double gt_s = lesser_known(number(one.speed, kMostGtS), number(other.speed, kMostGtS));

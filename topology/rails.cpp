@@ -1,8 +1,7 @@
-#include "topology/rails.h"
-
 #include <algorithm>
 #include <map>
-#include <set>
+
+#include "topology/machine.h"
 
 namespace isthmus::topology {
 namespace {
@@ -18,22 +17,24 @@ int farness(const std::string& kind) {
 class Pairing {
  public:
   Pairing(const Machine& machine, int num_ranks)
-      : machine_(machine),
-        num_ranks_(num_ranks),
-        num_gpus_(static_cast<int>(machine.gpus.size())),
-        nics_(rail_nics(machine)) {}
+      : machine_(machine), num_gpus_(static_cast<int>(machine.gpus.size())), nics_(rail_nics(machine)) {
+    spread(num_ranks);
+  }
 
   Rails rails() const {
     Rails found;
-    const std::vector<int> chosen = num_gpus_ > 0 ? spread() : by_order();
-    const std::vector<double> bounds = pcie_bounds(chosen);
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      const int nic = chosen[rank], sharing = static_cast<int>(std::count(chosen.begin(), chosen.end(), nic));
-      Rail rail{rank, num_gpus_ > 0 ? rank : -1, nic, num_gpus_ > 0 ? link(rank, nic).kind : "", sharing, speed(nic)};
-      if (rail.speed_gbit_s) {
-        rail.speed_gbit_s = std::min(*rail.speed_gbit_s / sharing, bounds[rank]);
+    const std::vector<double> bounds = pcie_bounds();
+    for (int rank = 0; rank < static_cast<int>(chosen_.size()); ++rank) {
+      const int nic = chosen_[rank];
+      Rail& rail = found.rails.emplace_back();
+      rail.local_index = rank;
+      rail.gpu = num_gpus_ > 0 ? rank : -1;
+      rail.nic = nic;
+      rail.distance = num_gpus_ > 0 ? link(rank, nic).kind : "";
+      rail.num_sharing = static_cast<int>(std::count(chosen_.begin(), chosen_.end(), nic));
+      if (const auto speed = machine_.nics[nic].speed_gbit_s) {
+        rail.speed_gbit_s = std::min(*speed / rail.num_sharing, bounds[rank]);
       }
-      found.rails.push_back(rail);
     }
     note_what_to_know(found);
     return found;
@@ -41,79 +42,50 @@ class Pairing {
 
  private:
   const Link& link(int gpu, int nic) const { return machine_.link(gpu, num_gpus_ + nic); }
-  const std::optional<double>& speed(int nic) const { return machine_.nics[nic].speed_gbit_s; }
-
-  // The speed of one of these NICs, all of which count as equal if one's is unknown.
-  double weight(int nic, const std::vector<int>& nics) const {
-    const bool known = std::all_of(nics.begin(), nics.end(), [&](int one) { return speed(one).has_value(); });
-    return known ? *speed(nic) : 1;
-  }
-
-  std::vector<int> by_order() const {
-    const size_t num_counted = std::min(static_cast<size_t>(num_ranks_), nics_.size());
-    std::vector<int> chosen;
-    chosen.reserve(num_ranks_);
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      chosen.push_back(nics_[rank * num_counted / num_ranks_]);
-    }
-    return chosen;
-  }
 
   std::vector<int> nearest(int gpu) const {
     std::map<int, std::vector<int>> nics;
     for (const int nic : nics_) {
-      nics[farness(link(gpu, nic).kind)].push_back(nic);
+      nics[num_gpus_ > 0 ? farness(link(gpu, nic).kind) : 0].push_back(nic);
     }
     return nics.begin()->second;
   }
 
-  // Gives each GPU one of its nearest NICs, so that as few as possible share one: by order, where that is as good. Who
-  // has the fewest choices chooses first: on a tree sets of nearest NICs are nested or disjoint, and then no other
-  // order shares less.
-  std::vector<int> spread() const {
-    const std::vector<int> in_order = by_order();
-    std::vector<std::vector<int>> choices;
-    std::vector<int> turn, chosen(num_ranks_);
-    bool all_near = true;
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      choices.push_back(nearest(rank));
-      turn.push_back(rank);
-      all_near = all_near && std::count(choices[rank].begin(), choices[rank].end(), in_order[rank]) != 0;
+  // Gives each rank one of its nearest NICs, so that as few as possible share one. Who has the fewest choices chooses
+  // first: on a tree sets of nearest NICs are nested or disjoint, and then no other order shares less.
+  void spread(int num_ranks) {
+    std::vector<std::pair<int, std::vector<int>>> choices;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      choices.emplace_back(rank, nearest(rank));
     }
-    std::stable_sort(turn.begin(), turn.end(), [&](int a, int b) { return choices[a].size() < choices[b].size(); });
+    std::stable_sort(choices.begin(), choices.end(),
+                     [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+    chosen_.resize(num_ranks);
     std::map<int, int> load;
-    for (const int rank : turn) {
+    for (const auto& [rank, near] : choices) {
+      // All count as equally fast if the speed of one is unknown.
+      const bool is_known =
+          std::all_of(near.begin(), near.end(), [&](int nic) { return machine_.nics[nic].speed_gbit_s.has_value(); });
       // The NIC that leaves most to one more rank; the first of equals.
-      const std::vector<int>& near = choices[rank];
-      const auto room = [&](int nic) { return weight(nic, near) / (load[nic] + 1); };
-      chosen[rank] = *std::max_element(near.begin(), near.end(), [&](int a, int b) { return room(a) < room(b); });
-      ++load[chosen[rank]];
+      const auto room = [&](int nic) { return (is_known ? *machine_.nics[nic].speed_gbit_s : 1) / (load[nic] + 1); };
+      chosen_[rank] = *std::max_element(near.begin(), near.end(), [&](int a, int b) { return room(a) < room(b); });
+      ++load[chosen_[rank]];
     }
-    return all_near && least_share(in_order) >= least_share(chosen) ? in_order : chosen;
-  }
-
-  // What the NIC with least for each of its ranks gives them.
-  double least_share(const std::vector<int>& chosen) const {
-    double least = kMostGbitS;
-    for (const int nic : chosen) {
-      least = std::min(least, weight(nic, chosen) / static_cast<double>(std::count(chosen.begin(), chosen.end(), nic)));
-    }
-    return least;
   }
 
   // What bounds each rank's way: its own speed, and that of its PCIe links, divided among the ways over them.
-  std::vector<double> pcie_bounds(const std::vector<int>& chosen) const {
-    std::vector<double> bounds(num_ranks_, kMostGbitS);
+  std::vector<double> pcie_bounds() const {
+    std::vector<double> bounds(chosen_.size(), kMostGbitS);
     std::vector<Path> ways;
     std::map<const Place*, int> num_over;
-    for (int rank = 0; rank < std::min(num_ranks_, num_gpus_); ++rank) {
-      ways.push_back(between(machine_.path(rank), machine_.path(num_gpus_ + chosen[rank])));
+    for (int rank = 0; rank < static_cast<int>(chosen_.size()) && num_gpus_ > 0; ++rank) {
+      ways.push_back(between(machine_.path(rank), machine_.path(num_gpus_ + chosen_[rank])));
       for (const Place* place : ways.back()) {
         ++num_over[place];
       }
+      bounds[rank] = link(rank, chosen_[rank]).speed_gbit_s.value_or(kMostGbitS);
     }
     for (size_t rank = 0; rank < ways.size(); ++rank) {
-      bounds[rank] = link(static_cast<int>(rank), chosen[rank]).speed_gbit_s.value_or(kMostGbitS);
       for (const Place* place : ways[rank]) {
         bounds[rank] = std::min(bounds[rank], place->link_speed_gbit_s.value_or(kMostGbitS) / num_over[place]);
       }
@@ -140,14 +112,14 @@ class Pairing {
     for (int nic = 0; nic < static_cast<int>(machine_.nics.size()); ++nic) {
       if (std::count(nics_.begin(), nics_.end(), nic) == 0) {
         const std::string& name = machine_.nics[nic].name;
-        slow += (slow.empty() ? "" : ", ") + (name.empty() ? machine_.id(num_gpus_ + nic) : name);
+        slow += ", " + (name.empty() ? machine_.id(num_gpus_ + nic) : name);
       }
     }
     if (!slow.empty()) {
-      found.notes.push_back("no rail runs over " + slow + ": others are faster, or speak RDMA");
+      found.notes.push_back("no rail runs over " + slow.substr(2) + ": others are faster, or speak RDMA");
     }
     if (num_gpus_ == 0) {
-      found.notes.emplace_back("no GPU: ranks take NICs by order");
+      found.notes.emplace_back("no GPU: ranks take NICs by turns");
     }
     if (std::any_of(found.rails.begin(), found.rails.end(), [](const Rail& rail) { return !rail.speed_gbit_s; })) {
       found.notes.emplace_back("the speed of a rail's NIC is unknown: measure it, or give it");
@@ -155,9 +127,9 @@ class Pairing {
   }
 
   const Machine& machine_;
-  int num_ranks_;
   int num_gpus_;
-  std::vector<int> nics_;
+  std::vector<int> nics_;    // that rails run over
+  std::vector<int> chosen_;  // each rank's
 };
 
 }  // namespace

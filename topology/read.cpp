@@ -1,32 +1,100 @@
 #include "topology/read.h"
 
-#include <algorithm>
+#include <expat.h>
+
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <memory>
 
 namespace isthmus::topology {
 namespace {
 
 constexpr size_t kMostBytes = 64 << 20;  // of a file; lstopo writes a few megabytes of the largest machines
-// The place of the first byte that is no UTF-8; the size of the text: all is.
-size_t first_foreign(const std::string& text) {
-  for (size_t next = 0, begin = 0; begin < text.size(); begin = next) {
-    const int lead = static_cast<unsigned char>(text[next++]);
-    int missing = lead < 0x80 ? 0 : lead < 0xC2 ? -1 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : -1;
-    for (; missing > 0 && (text[next] & 0xC0) == 0x80; ++next) {  // behind the text is a zero
-      --missing;
-    }
-    if (missing != 0) {
-      return begin;
-    }
+constexpr size_t kMostLevels = 64;       // of XML; real machines have about 20, and readers recurse
+
+// XML while Expat reads it. Text between elements is skipped.
+struct Document {
+  XML_Parser parser = nullptr;
+  Element above;
+  std::vector<Element*> open = {&above};
+  std::string error;
+
+  void stop(const std::string& why) {
+    error = why;
+    XML_StopParser(parser, XML_FALSE);
   }
-  return text.size();
+};
+
+void begin_element(void* to, const char* tag, const char** attribute) {
+  auto& document = *static_cast<Document*>(to);
+  if (document.open.size() > kMostLevels) {
+    return document.stop("elements nest more than " + std::to_string(kMostLevels) + " deep");
+  }
+  Element& element = document.open.back()->children.emplace_back();
+  element.tag = printable(tag);
+  element.line = static_cast<int>(XML_GetCurrentLineNumber(document.parser));
+  for (; *attribute != nullptr; attribute += 2) {
+    element.attributes.emplace(attribute[0], printable(attribute[1]));
+  }
+  document.open.push_back(&element);
+}
+
+void end_element(void* to, const char*) {
+  auto& document = *static_cast<Document*>(to);
+  if (document.error.empty()) {
+    document.open.pop_back();
+  }
+}
+
+void declare_entity(void* to, const char*, int, const char*, int, const char*, const char*, const char*, const char*) {
+  static_cast<Document*>(to)->stop("declares XML entities, which descriptions of machines do not need");
+}
+
+Element parse_xml(const std::string& text) {
+  const std::unique_ptr<XML_ParserStruct, decltype(&XML_ParserFree)> parser(XML_ParserCreate("UTF-8"), &XML_ParserFree);
+  Document document;
+  document.parser = parser.get();
+  XML_SetUserData(parser.get(), &document);
+  XML_SetElementHandler(parser.get(), &begin_element, &end_element);
+  XML_SetEntityDeclHandler(parser.get(), &declare_entity);
+  const bool is_read = XML_Parse(parser.get(), text.data(), static_cast<int>(text.size()), XML_TRUE) == XML_STATUS_OK;
+  const auto line = static_cast<int>(XML_GetCurrentLineNumber(parser.get()));
+  require(document.error.empty(), line, document.error);
+  require(is_read, line, "is no well-formed XML: ", XML_ErrorString(XML_GetErrorCode(parser.get())));
+  return std::move(document.above.children[0]);
 }
 
 }  // namespace
+
+std::vector<const Element*> Element::all(const std::string& of_tag) const {
+  std::vector<const Element*> found;
+  for (const Element& child : children) {
+    if (child.tag == of_tag) {
+      found.push_back(&child);
+    }
+  }
+  return found;
+}
+
+std::string Element::text(const std::string& name) const {
+  const auto found = attributes.find(name);
+  return found == attributes.end() ? "" : found->second;
+}
+
+long long Element::integer(const std::string& name, long long least, long long most, long long absent) const {
+  const std::string value = text(name);
+  if (value.empty()) {
+    return absent;
+  }
+  char* end = nullptr;
+  const long long number = std::strtoll(value.c_str(), &end, value.starts_with("0x") ? 16 : 10);
+  require(*end == '\0' && value.size() < 19 && number >= least && number <= most, line, "<", tag, "> has ", name, "='",
+          value.substr(0, 40), "': expected an integer from ", least, " to ", most);
+  return number;
+}
 
 Machine read_machine(const std::string& path) {
   try {
@@ -39,8 +107,7 @@ Machine read_machine(const std::string& path) {
     contents.resize(static_cast<size_t>(file.gcount()));
     require(contents.size() <= kMostBytes, 0, "has more than ", kMostBytes, " bytes");
     const std::string name = std::filesystem::path(path).filename();
-    const size_t dot = name.find('.');
-    return parse_machine(contents, printable(dot == 0 ? name : name.substr(0, dot)));
+    return parse_machine(contents, printable(name.substr(0, name.find('.', 1))));
   } catch (const TopologyError& error) {
     const std::string line = error.line == 0 ? "" : ", line " + std::to_string(error.line);
     throw TopologyError(path + line + ": " + error.what(), error.line);
@@ -49,9 +116,6 @@ Machine read_machine(const std::string& path) {
 
 Machine parse_machine(const std::string& contents, const std::string& name) {
   const std::string text = contents.substr(contents.starts_with("\xEF\xBB\xBF") ? 3 : 0);
-  const size_t foreign = first_foreign(text);
-  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<long>(foreign), '\n');
-  require(foreign == text.size(), static_cast<int>(line), "is not UTF-8 text");
   const size_t begin = text.find_first_not_of(" \t\r\n");
   require(begin != std::string::npos, 0, "is empty: ", kExpected);
   Machine machine;
@@ -59,8 +123,8 @@ Machine parse_machine(const std::string& contents, const std::string& name) {
     machine = parse_smi(text);
   } else {
     const Element root = parse_xml(text);
-    require(root.tag == "system" || root.tag == "topology", root.line, "is XML with root <",
-            printable(root.tag).substr(0, 40), ">: ", kExpected);
+    require(root.tag == "system" || root.tag == "topology", root.line, "is XML with root <", root.tag.substr(0, 40),
+            ">: ", kExpected);
     machine = root.tag == "system" ? parse_nccl(root) : parse_hwloc(text, root);
   }
   machine.name = name;

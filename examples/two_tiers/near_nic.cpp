@@ -7,8 +7,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "topology/discover.h"
-#include "topology/rails.h"
+#include "topology/read.h"
 
 namespace {
 

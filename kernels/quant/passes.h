@@ -6,9 +6,9 @@
 #include "kernels/block/float_types.h"
 #include "kernels/block/group_lanes.h"
 #include "kernels/block/packet_passes.h"
+#include "kernels/elementwise/shard_values.h"
 #include "kernels/quant/block.h"
 #include "kernels/quant/job.h"
-#include "kernels/values/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

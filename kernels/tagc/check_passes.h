@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
+#include "kernels/elementwise/shard_sum.h"
 #include "kernels/tagc/slab.h"
-#include "kernels/values/shard_sum.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
+#include "kernels/elementwise/shard_values.h"
 #include "kernels/tagc/cells.h"
 #include "kernels/tagc/peeling.h"
-#include "kernels/values/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

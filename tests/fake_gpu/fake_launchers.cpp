@@ -15,10 +15,10 @@
 #include "fake_runtime.h"
 #include "fake_trace.h"
 #include "kernels/cuda/run.h"
+#include "kernels/elementwise/sequence.h"
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
 #include "kernels/tagc/sequence.h"
-#include "kernels/values/sequence.h"
 #include "kernels/weights/sequence.h"
 #include "tests/cpp/support/one_thread.h"
 

@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <string>
 
-#include "topology/rails.h"
 #include "topology/read.h"
 
 namespace {

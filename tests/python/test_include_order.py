@@ -31,7 +31,7 @@ src/codec
 src/base
 kernels
 kernels/*
-kernels/values
+kernels/elementwise
 kernels/cuda
 kernels/block
 topology

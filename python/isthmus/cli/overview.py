@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -42,16 +41,13 @@ def overview(machine: Machine, nodes_text: str | None) -> Facts:
     facts = machine.facts
     nodes = _nodes_of(nodes_text) if nodes_text else ()
     sizes = {len(ranks) for ranks in nodes}
-    fabrics = {(gpu["fabric"]["cluster"], gpu["fabric"]["clique"]) for gpu in facts["gpus"] if gpu["fabric"]}
-    notes = [
-        f"NVLink domain {cluster}, clique {clique}: where it spans several machines, they are one node"
-        for cluster, clique in sorted(fabrics)
-    ]
+    domains = {domain for gpu in facts["gpus"] for domain in _domain(gpu)}
+    domain_notes = [f"{domain}: where it spans several machines, they are one node" for domain in sorted(domains)]
     if len(sizes) <= 1:
         rails, told = machine.rails(*sizes)
     else:
         rails, told = [], ["nodes of unequal size have no rails: every collective takes the exact path"]
-    notes = list(dict.fromkeys((*facts["notes"], *notes, *told)))
+    notes = list(dict.fromkeys((*facts["notes"], *domain_notes, *told)))
     return {"schema": SCHEMA, **facts, "rails": rails, "nodes": nodes, "notes": notes}
 
 
@@ -97,16 +93,18 @@ def _gbit_s(speed: float | None) -> str:
     return "" if speed is None else f"{speed:.4g} Gbit/s"
 
 
+def _domain(gpu: Facts) -> list[str]:
+    """Return the multi-node NVLink domain of a GPU, if it is in one."""
+    return [f"NVLink domain {gpu['fabric']['cluster']}, clique {gpu['fabric']['clique']}"] if gpu["fabric"] else []
+
+
 def _line(*parts: str | None) -> str:
     return "  ".join(part for part in parts if part)
 
 
 def _label(name: str, device: Facts) -> str:
     if name.startswith("GPU"):
-        fabric = (
-            device["fabric"] and f"NVLink domain {device['fabric']['cluster']}, clique {device['fabric']['clique']}"
-        )
-        return _line(name, device["model"], device["bus_id"], fabric)
+        return _line(name, device["model"], device["bus_id"], *_domain(device))
     speed = _gbit_s(device["speed_gbit_s"]) or "speed unknown"
     return _line(name, device["name"], _KINDS.get(device["kind"]), speed, device["bus_id"])
 
@@ -171,15 +169,13 @@ def _add_place(tree: Tree, place: Facts, devices: dict[str, Facts], where: str) 
 
 def _matrix(machine: Facts, devices: dict[str, Facts]) -> Iterator[Text]:
     """Return lines as `nvidia-smi topo -m` has them, and NUMA nodes at their ends."""
-    kinds = {
-        pair: link["kind"] for link in machine["links"] for pair in combinations((link["a"], link["b"], link["a"]), 2)
-    }
+    kinds = {frozenset((link["a"], link["b"])): link["kind"] for link in machine["links"]}
     width = max(map(len, devices)) + 2
     yield Text(" " * width + "".join(name.ljust(width) for name in devices) + "NUMA", "bold")
     for name, device in devices.items():
         line = Text(name.ljust(width), "bold")
         for column in devices:
-            kind = "X" if column == name else kinds[name, column]
+            kind = kinds.get(frozenset((name, column)), "X")
             line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
         yield line.append("" if device["numa_node"] is None else str(device["numa_node"]))
 

@@ -155,7 +155,9 @@ def _topology_features() -> Iterator[Feature]:
     if topology is None:
         yield _feature("hwloc, NVML", False, str(error))
         return
-    yield _feature("hwloc", bool(topology.HWLOC), topology.HWLOC or "not built in: libhwloc-dev was missing")
+    yield _feature(
+        "hwloc", bool(topology.HWLOC), topology.HWLOC or "not built in: libhwloc-dev or libexpat1-dev was missing"
+    )
     nvml = topology.nvml()
     missing = nvml["missing"].removeprefix("NVML: ")
     machine, error = _attempt(topology.discover)

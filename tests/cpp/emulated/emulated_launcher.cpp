@@ -13,7 +13,7 @@
 #include "codec/device_jobs.h"
 #include "codec/gpu_device.h"
 #include "isthmus/error.h"
-#include "kernels/values/sequence.h"
+#include "kernels/elementwise/sequence.h"
 #include "kernels/weights/layout.h"
 
 namespace isthmus::test {

@@ -10,8 +10,7 @@
 
 #include "machines.h"
 #include "made_up_nvml.h"
-#include "topology/discover.h"
-#include "topology/rails.h"
+#include "topology/read.h"
 
 namespace isthmus::topology {
 namespace {

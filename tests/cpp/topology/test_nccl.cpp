@@ -199,15 +199,14 @@ TEST(Nccl, ErrorsNameTheirLine) {
   expect_refused(nccl(cpu("", "zero")), "numaid='zero'", 2);
   expect_refused(nccl(cpu("") + cpu("")), "NUMA node 0 is given twice", 4);
   expect_refused(many_gpus(kMostDevices + 1), "has 257 GPUs, more than the 256");
-  expect_refused(nested(31), "nest more than 32 deep", 3);
+  expect_refused(nested(62), "elements nest more than 64 deep", 3);
   expect_refused(replaced(nested(1), "version=\"1\"", "version=\"3\""), "version='3': expected an integer from 1 to 2",
                  1);
 }
 
 TEST(Nccl, TheLimitsThemselvesAreRead) {
   EXPECT_EQ(parse(many_gpus(kMostDevices)).gpus.size(), kMostDevices);
-  parse(
-      replaced(nested(30), "version=\"1\"", "version=\"2\""));  // RCCL; a host bridge, switches, and the GPU: 32 places
+  parse(replaced(nested(61), "version=\"1\"", "version=\"2\""));  // RCCL; 64 elements
 }
 
 }  // namespace

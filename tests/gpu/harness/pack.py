@@ -51,7 +51,8 @@ def pack(build: Path, output: Path) -> None:
     for path in site.glob("_mpi.*.so"):
         path.unlink()
     for path in site.glob("_topology.*.so"):
-        shutil.copy2(library_of(path, "libhwloc"), site)  # beside it, where it is looked for
+        for library in ("libhwloc", "libexpat"):
+            shutil.copy2(library_of(path, library), site)  # beside it, where it is looked for
     programs = output / "programs"
     programs.mkdir(parents=True)
     for name in PROGRAMS:

@@ -1,5 +1,5 @@
 #include "kernels/cuda/executor.cuh"
-#include "kernels/values/sequence.h"
+#include "kernels/elementwise/sequence.h"
 
 namespace isthmus::kernels {
 

@@ -13,7 +13,7 @@
 
 #include "codec/gpu_device.h"
 #include "isthmus/device.h"
-#include "kernels/values/sequence.h"
+#include "kernels/elementwise/sequence.h"
 #include "tests/cpp/emulated/emulated_device.h"
 #include "tests/cpp/support/typed_data.h"
 

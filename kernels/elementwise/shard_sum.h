@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/values/sequence.h"
-#include "kernels/values/shard_values.h"
+#include "kernels/elementwise/sequence.h"
+#include "kernels/elementwise/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "isthmus/buffer.h"
-#include "kernels/values/passes.h"
+#include "kernels/elementwise/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
