@@ -126,14 +126,14 @@ test-examples: setup  ## examples in frameworks of others (Ray, Lightning, ...),
 	pytest tests/python/docs/test_examples.py
 
 lint: setup  ## formats, linters, types and links to lines; changes nothing
-	clang-format --dry-run --Werror $(CXX_FILES)
+	@clang-format --dry-run --Werror $(CXX_FILES)
 	ruff format --check $(PYTHON_FILES)
 	ruff check $(PYTHON_FILES)
 	mypy
 	python tools/link_lines.py --check docs/architecture.md
 
 format: setup  ## format everything
-	clang-format -i $(CXX_FILES)
+	@clang-format -i $(CXX_FILES)
 	ruff format $(PYTHON_FILES)
 	ruff check --fix $(PYTHON_FILES)
 	python tools/link_lines.py docs/architecture.md
