@@ -103,7 +103,8 @@ class Ports {
   void add_verbs(hwloc_obj_t device, const Function& function) {
     const std::string name = name_of(device), folder = "/class/infiniband/" + name + "/";
     for (int port = 1; port < 256; ++port) {
-      const std::string number = std::to_string(port), own = folder + "ports/" + number + "/";
+      const std::string number = std::to_string(port);
+      const std::string own = isthmus::detail::concatenate(folder, "ports/", number, "/");
       const std::string state = sysfs_.exists() ? sysfs_.line(own + "state") : info(device, "Port" + number + "State");
       const std::string shown = isthmus::detail::concatenate(name, port == 1 ? "" : ":" + number);
       if (port > 1 && state.empty()) {

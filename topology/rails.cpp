@@ -55,6 +55,7 @@ class Pairing {
   // first: on a tree sets of nearest NICs are nested or disjoint, and then no other order shares less.
   void spread(int num_ranks) {
     std::vector<std::pair<int, std::vector<int>>> choices;
+    choices.reserve(num_ranks);
     for (int rank = 0; rank < num_ranks; ++rank) {
       choices.emplace_back(rank, nearest(rank));
     }

@@ -219,7 +219,7 @@ Machine Matrix::machine() const {
       gpu.numa_node = numa_node;
       const auto is_same = [node = numa_node](const NumaNode& one) { return one.index == node; };
       if (numa_node && std::none_of(machine.numa_nodes.begin(), machine.numa_nodes.end(), is_same)) {
-        machine.numa_nodes.push_back({*numa_node, *numa_node, cpus});
+        machine.numa_nodes.push_back({*numa_node, numa_node, cpus});
         machine.sockets.push_back({*numa_node, ""});
       }
     } else {
