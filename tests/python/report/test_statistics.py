@@ -123,7 +123,7 @@ def test_groups_are_added_up_and_their_units_and_notes_say_whose_they_are() -> N
     assert total["weights"] == {"gathers": 0, "whole": {"first": 1}}
     assert [(unit["name"], unit["group"]) for unit in total["units"]] == [("0", "default"), ("0", "mesh_dp")]
     assert total["notes"] == ["mesh_dp: a note"]
-    assert (total["one_tier"], added({"mesh_dp": other, "dp": other})["one_tier"]) == ("", "one node")
+    assert [added({"a": other, "b": each})["one_tier"] for each in (other, made_up.group())] == ["one node", ""]
     assert total["skipped_steps"] == 1  # the step is one, in all groups
     cpu = total["devices"]["cpu"]
     assert (cpu["compressed_calls"], cpu["skipped_steps"], len(cpu["units"])) == (3, 1, 2)
