@@ -297,6 +297,7 @@ def test_ddp(alone: dist.Store) -> None:
     assert len(pickle.dumps(module)) == len(before)
 
 
+@pytest.mark.filterwarnings("ignore:FSDP is switching")  # one rank has nothing to shard
 def test_names_of_wrapped_modules(alone: dist.Store) -> None:
     compiled: Any = torch.compile(nn.Linear(1, 1))
     wrapped = FullyShardedDataParallel(
@@ -307,6 +308,7 @@ def test_names_of_wrapped_modules(alone: dist.Store) -> None:
     assert [clean_name(name) for name in names] == ["weight", "bias"]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # it warns with no_dist, too
 def test_a_checkpoint(tmp_path: Path) -> None:
     dcp.save({"tensor": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
     (place,) = read_metadata(tmp_path).storage_data.values()
