@@ -175,7 +175,7 @@ def _matrix(machine: Facts, devices: dict[str, Facts]) -> Iterator[Text]:
     for name, device in devices.items():
         line = Text(name.ljust(width), "bold")
         for column in devices:
-            kind = kinds.get(frozenset((name, column)), "X")
+            kind = "X" if column == name else kinds[frozenset((name, column))]
             line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
         yield line.append("" if device["numa_node"] is None else str(device["numa_node"]))
 

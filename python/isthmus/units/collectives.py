@@ -138,8 +138,9 @@ class UnitReduceScatter(_Collective):
         `torch.distributed.reduce_scatter_tensor`.
         """
         unit = self._unit()
-        group = shard_group(unit) or group
-        self._core.push_unit(*handed_reduction(unit, output_tensor, input_tensor))
+        shards = shard_group(unit)
+        group = shards or group
+        self._core.push_unit(*handed_reduction(unit, shards, output_tensor, input_tensor))
         # FSDP2 divides an input of another type on the stream of the call.
         is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
         try:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from isthmus import native
 from isthmus.torch_private.callers import hooked_reduction_of, reduction_of
 from isthmus.torch_private.models import ParamGroup, section_elements, trainable_indexes
 from isthmus.units.copies import why_fsdp2_is_exact
-from isthmus.units.models import label_of, shard_group
+from isthmus.units.models import label_of
 from isthmus.units.owners import number_of
 from isthmus.units.prepared import units_of_groups
 
@@ -44,13 +45,14 @@ def fsdp_hook_caller(tensor: torch.Tensor) -> Tag | None:
     return tag_of(*found) if found is not None else None
 
 
-def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tensor) -> Tag:
-    """Return the unit of a reduction that FSDP2 makes by a prepared unit's own collective.
+def handed_reduction(
+    group: ParamGroup, shards: dist.ProcessGroup | None, output: torch.Tensor, input: torch.Tensor
+) -> Tag:
+    """Return the unit of a reduction that FSDP2 makes by a prepared unit's own collective. shards: its `shard_group`.
 
     The input's size tells whether all trainable parameters have gradients; only if not, this searches the stack.
     """
     tag = tag_of(group, trainable_indexes(group))
-    shards = shard_group(group)
     if shards is None or tag[-1].row_elements * shards.size() != input.numel():
         found = reduction_of(output, input)
         if found is None or found[0] is not group:
