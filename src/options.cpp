@@ -26,7 +26,7 @@ bool are_patterns(const std::string& text) {
 OptionField used_by_lossy(OptionField field) {
   for (const CodecType* type : codec_types_by_id()) {
     if (type->id != CodecId::kNone) {
-      field.users.push_back({type->name});
+      field.users.emplace_back(type->name);
     }
   }
   return field;
@@ -41,8 +41,8 @@ const CodecOption* option_of(const CodecType& type, const char* name) {
 // Adds the codecs that use the field.
 void add_users(OptionField& field) {
   for (const CodecType* type : codec_types_by_id()) {
-    if (const CodecOption* option = option_of(*type, field.name)) {
-      field.users.push_back({type->name, option->only});
+    if (option_of(*type, field.name) != nullptr) {
+      field.users.emplace_back(type->name);
     }
   }
 }
@@ -124,14 +124,6 @@ std::string as_text(double value) {
   return {text, end};
 }
 
-// Whether the option has the value in `setting`: "tiers=flat".
-bool holds(const Options& options, const std::string& setting) {
-  const auto is_of = [&](const OptionField& field) {
-    return setting == detail::concatenate(field.name, '=', field.get(options));
-  };
-  return std::ranges::any_of(option_fields(), is_of);
-}
-
 // Null where the variable is not set or empty.
 const char* environment_value(const std::string& variable) {
   const char* value = std::getenv(variable.c_str());  // NOLINT(concurrency-mt-unsafe): nothing here writes it
@@ -167,9 +159,7 @@ std::string Options::to_string() const {
 }
 
 bool Options::uses(const OptionField& field) const {
-  return field.users.empty() || std::ranges::any_of(field.users, [this](const OptionUser& user) {
-           return user.codec == codec && (*user.only == '\0' || holds(*this, user.only));
-         });
+  return field.users.empty() || std::ranges::find(field.users, codec) != field.users.end();
 }
 
 std::string Options::codec_settings() const {
@@ -195,14 +185,7 @@ std::string OptionField::get(const Options& options) const {
   return std::visit(text_of, member);
 }
 
-std::string OptionField::users_text() const {
-  std::vector<std::string> texts;
-  texts.reserve(users.size());
-  for (const OptionUser& user : users) {
-    texts.push_back(user.codec + (*user.only == '\0' ? "" : detail::concatenate(" with ", user.only)));
-  }
-  return rows::listed(texts);
-}
+std::string OptionField::users_text() const { return rows::listed(users); }
 
 bool OptionField::is_in_environment() const { return environment_value(environment) != nullptr; }
 

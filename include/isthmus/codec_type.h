@@ -22,7 +22,6 @@ const char* to_string(CodecId id);  // the codec's name; "unknown" where none is
 // An option that a codec reads.
 struct CodecOption {
   OptionField field;           // only its name where Isthmus or another codec declares it
-  const char* only = "";       // the other option that it requires: "tiers=flat"; empty: none
   bool shapes_packets = true;  // whether packets depend on its value: Options::codec_settings()
 };
 

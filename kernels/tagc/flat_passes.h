@@ -90,25 +90,12 @@ struct InsertSums {
     for_each_of_all(group, 2 * job.shape.index_words(), [&](int64_t w) {
       const uint32_t marks = index[w];
       kept += is_flagged(flags(), block_of_word(job.shape, w)) ? 0 : count_bits(marks);
-      if (job.index_bits == 1) {
-        job.wire_index[w] = marks;
-      } else {
-        for (int byte = 0; byte < 4; ++byte) {
-          job.wire_index[4 * w + byte] = counts_of(marks >> (8 * byte) & 0xff);
-        }
-      }
+      job.wire_index[w] = marks;
     });
     kept = group.sum(kept);
     if (group.thread() == 0) {
       group.fetch_add(job.counts->kept_elements, kept);
     }
-  }
-
-  // A count of 4 bits for each of 8 bits.
-  static ISTHMUS_DEVICE uint32_t counts_of(uint32_t bits) {
-    uint32_t counts = 0;
-    for_each_bit(bits, 0, [&](int64_t bit) { counts |= 1U << (4 * bit); });
-    return counts;
   }
 
   ISTHMUS_DEVICE const uint64_t* flags() const {
@@ -136,9 +123,7 @@ struct MergeIndex {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    for_each_of_all(group, job.num_words, [&](int64_t w) {
-      job.index[w] = job.index_bits == 1 ? job.index[w] | job.arrived[w] : job.index[w] + job.arrived[w];
-    });
+    for_each_of_all(group, job.num_words, [&](int64_t w) { job.index[w] |= job.arrived[w]; });
   }
 };
 
@@ -162,14 +147,7 @@ struct OpenIndex {
   // 32 elements. Marks past the last, which only damage sets, are left out: they must not lead to writes there.
   ISTHMUS_DEVICE uint32_t marks_of(int64_t word) const {
     const int64_t elements = job.shape.num_elements - 32 * word;
-    uint32_t marks = 0;
-    if (job.index_bits == 1) {
-      marks = job.wire_index[word];
-    } else {
-      for (int i = 0; i < 32; ++i) {
-        marks |= ((job.wire_index[4 * word + i / 8] >> (4 * (i % 8)) & 0xf) != 0 ? 1U : 0U) << i;
-      }
-    }
+    const uint32_t marks = job.wire_index[word];
     return elements >= 32 ? marks : elements <= 0 ? 0 : marks & ((1U << elements) - 1);
   }
 };

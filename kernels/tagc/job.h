@@ -128,30 +128,27 @@ struct TagcDecodeJob : DecodeJobBase {
 // Encodes chunks for a single tier: as pieces of which nothing is held back, whose values are summed in float32 cells.
 // `packet` is an image of flags and index in scratch memory, which ends there.
 struct TagcFlatEncodeJob : TagcEncodeJob {
-  int64_t index_bits = 1;          // 1, or 4: counts
-  uint32_t* wire_index = nullptr;  // index_bits x index_words: what is merged
+  uint32_t* wire_index = nullptr;  // what is merged
   float* cells = nullptr;          // num_cells
 
   ISTHMUS_DEVICE void go_to(int64_t i) {
     TagcEncodeJob::go_to(i);
-    wire_index += i * 2 * index_bits * shape.index_words();
+    wire_index += i * 2 * shape.index_words();
     cells += i * shape.num_cells();
   }
 };
 
-// Adds another rank's index: the bits, or the counts.
+// Adds another rank's index.
 struct TagcFlatMergeJob {
   const uint64_t* arrived;
   uint64_t* index;
   int64_t num_words;
-  int64_t index_bits;
 };
 
 // Peels the merged index and the summed sketch of one shard.
 struct TagcFlatDecodeJob {
   TagcShape shape;
   DeviceContext context;
-  int64_t index_bits;
   int64_t max_rounds;
   const uint32_t* wire_index;
   float* cells;

@@ -26,7 +26,6 @@ class OptionValues(TypedDict, total=False):
     sparsity: float
     ratio: float
     cell_type: str
-    index_bits: int
     dense_steps: int
     segments: int
     error_interval: int

@@ -55,7 +55,7 @@ void trace_job(const Job& job, void* stream) {
       uses.push_back(test::writes(of_piece.residual, of_piece.residual == nullptr ? 0 : 4 * job.piece.num_elements));
       uses.push_back(test::writes(of_piece.packet, job.packet_bytes));
       if constexpr (std::is_same_v<kernels::TagcFlatEncodeJob, Job>) {
-        uses.push_back(test::writes(of_piece.wire_index, 8 * job.index_bits * job.shape.index_words()));
+        uses.push_back(test::writes(of_piece.wire_index, 8 * job.shape.index_words()));
         uses.push_back(test::writes(of_piece.cells, job.shape.sketch_bytes()));
       }
     }
@@ -71,7 +71,7 @@ void trace_job(const Job& job, void* stream) {
     trace_work("merge", on, {test::reads(job.arrived, 8 * job.num_words), test::writes(job.index, 8 * job.num_words)});
   } else if constexpr (std::is_same_v<kernels::TagcFlatDecodeJob, Job>) {
     trace_work("decode", on,
-               {test::reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()),
+               {test::reads(job.wire_index, 8 * job.shape.index_words()),
                 test::writes(job.cells, job.shape.sketch_bytes()), test::writes(job.out, 4 * job.shape.num_elements)});
   } else if constexpr (std::is_same_v<Job, kernels::WeightEncodeJob>) {
     trace_work("encode weights", on,

@@ -14,7 +14,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Options options;
   TagcLimits limits;
   options.tiers = TierMode::kFlat;
-  options.index_bits = provider.ConsumeBool() ? 1 : 4;
   limits.block_elements = provider.PickValueInArray(kBlockElements);
   options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));
   limits.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
@@ -22,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
   const PacketContext context = consume_context(provider);
 
-  TagcFlatOnHost codec(options, 15, limits);
+  TagcFlatOnHost codec(options, limits);
   std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));
   const Bytes index(codec.index_bytes(num_elements));
   const int64_t sketch_elements = codec.sketch_elements(num_elements);

@@ -111,8 +111,8 @@ HYBRID = ShardingStrategy.HYBRID_SHARD
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "fsdp2": lambda: fsdp2(mesh_of(group())),
     "fsdp2, default codec": lambda: fsdp2(mesh_of(group("default"))),
-    "fsdp2 bfloat16, flat, 4 index bits": lambda: fsdp2(
-        mesh_of(group(tiers="flat", index_bits=4)), mp_policy=BFLOAT16, reshard_after_forward=False
+    "fsdp2 bfloat16, flat": lambda: fsdp2(
+        mesh_of(group(tiers="flat")), mp_policy=BFLOAT16, reshard_after_forward=False
     ),
     "fsdp2 bfloat16 prepared": lambda: isthmus.prepare(fsdp2(mesh_of(group()), mp_policy=BFLOAT16), name="bfloat16"),
     "hsdp prepared": lambda: isthmus.prepare(fsdp2(hsdp_mesh("2x2")), name="hsdp"),

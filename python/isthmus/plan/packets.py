@@ -23,7 +23,6 @@ class WireOptions:
     sparsity: float = 0.9875
     ratio: float = 10.0
     cell_type: str = "fp32"
-    index_bits: int = 1
     segments: int = 0
     error_feedback: str = "codec"
     min_elements: int = 65536
@@ -96,6 +95,6 @@ def _packets_bytes(num_elements: int, element_bytes: int, codec: str, options: W
 def _library_options(codec: str, options: WireOptions, segments: int) -> "_C.Options":
     from isthmus import native
 
-    shape = {name: getattr(options, name) for name in ("bits", "sparsity", "ratio", "cell_type", "index_bits")}
+    shape = {name: getattr(options, name) for name in ("bits", "sparsity", "ratio", "cell_type")}
     made: _C.Options = native.load().Options(codec=codec, segments=segments, **shape)
     return made

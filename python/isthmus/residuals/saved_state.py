@@ -245,7 +245,7 @@ def _read_with(
 
 def option_texts(backend: Any) -> dict[str, str]:
     """Return the options of a group that define its residuals."""
-    fields = ("codec", "tiers", "ratio", "sparsity", "index_bits")
+    fields = ("codec", "tiers", "ratio", "sparsity")
     return {field: str(getattr(backend.options, field)) for field in fields}
 
 

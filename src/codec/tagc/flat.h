@@ -28,10 +28,9 @@ struct FlatChunks {
 // each step is part of what is enqueued.
 class TagcFlat {
  public:
-  // Uses ratio, sparsity and index_bits. Throws OptionError if one is out of its range, if index_bits is 4 with more
-  // than 15 ranks (counts would overflow), if error_feedback is off, and for what a single tier does not support: cells
-  // other than fp32, which alone can be summed, and rows by load.
-  TagcFlat(const Options& options, int world_size, TagcLimits limits);
+  // Uses ratio and sparsity. Throws OptionError if one is out of its range, if error_feedback is off, and for what a
+  // single tier does not support: cells other than fp32, which alone can be summed, and rows by load.
+  TagcFlat(const Options& options, TagcLimits limits);
   virtual ~TagcFlat() = default;
 
   // The sizes of one shard's index and sketch (float32 elements). Both are multiples of 8 bytes.
@@ -44,8 +43,7 @@ class TagcFlat {
 
   virtual CodecCounts encode(const FlatChunks& chunks, PacketContext context, Workspace workspace) = 0;
 
-  // Merges the index of one shard with that of other ranks: 1 bit by bitwise or, 4 bits by adding counts. Sketches are
-  // summed.
+  // Merges the index of one shard with that of other ranks, by bitwise or. Sketches are summed.
   virtual void merge(ConstBuffer arrived, Buffer index, Stream stream) = 0;
 
   // Decodes the merged index and the summed sketch of this rank's shard into `out` (float32, overwritten), and consumes
@@ -59,9 +57,8 @@ class TagcFlat {
   void check(ConstBuffer merged_index, ConstBuffer summed_sketch, ConstBuffer out) const;
 
   TagcSettings settings_;
-  int64_t index_bits_;
 };
 
-std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, int world_size, Device& device);
+std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, Device& device);
 
 }  // namespace isthmus

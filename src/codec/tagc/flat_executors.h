@@ -12,8 +12,7 @@ namespace isthmus {
 
 class TagcFlatOnHost final : public TagcFlat {
  public:
-  TagcFlatOnHost(const Options& options, int world_size, TagcLimits limits = {})
-      : TagcFlat(options, world_size, limits) {}
+  explicit TagcFlatOnHost(const Options& options, TagcLimits limits = {}) : TagcFlat(options, limits) {}
 
   int64_t encode_scratch_bytes(const FlatChunks& /*chunks*/) const override { return 0; }
   int64_t decode_scratch_bytes(int64_t /*shard_elements*/) const override { return 0; }
@@ -34,8 +33,8 @@ class TagcFlatOnHost final : public TagcFlat {
 // multiples of 64 bytes.
 class TagcFlatOnDevice final : public TagcFlat {
  public:
-  TagcFlatOnDevice(const Options& options, int world_size, const PassesOfDevice& device, TagcLimits limits = {})
-      : TagcFlat(options, world_size, limits), choosing_(options, limits), device_(device) {}
+  TagcFlatOnDevice(const Options& options, const PassesOfDevice& device, TagcLimits limits = {})
+      : TagcFlat(options, limits), choosing_(options, limits), device_(device) {}
 
   int64_t encode_scratch_bytes(const FlatChunks& chunks) const override;
   int64_t decode_scratch_bytes(int64_t shard_elements) const override;

@@ -21,11 +21,6 @@ std::vector<CodecOption> tagc_options() {
            "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
       {.field = rows::choice_field("cell_type", &Options::cell_type, {kCellTypes.begin(), kCellTypes.end()},
                                    "What the cells of a sketch hold.")},
-      {.field = rows::number_field("index_bits", &Options::index_bits, "1 or 4",
-                                   "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
-                                   [](int64_t value) { return value == 1 || value == 4; }),
-       .only = "tiers=flat",
-       .shapes_packets = false},                                       // there are none in a single tier
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
 }

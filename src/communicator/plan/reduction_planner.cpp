@@ -246,7 +246,7 @@ Codec& ReductionPlanner::plain_codec(DataType dtype, int num_summands) {
 TagcFlat& ReductionPlanner::tagc_flat(const Options& settings) {
   std::unique_ptr<TagcFlat>& tagc_flat = tagc_flat_[settings.codec_settings()];
   if (tagc_flat == nullptr) {
-    tagc_flat = make_tagc_flat(settings, tiers_.world_size(), device_);
+    tagc_flat = make_tagc_flat(settings, device_);
   }
   return *tagc_flat;
 }

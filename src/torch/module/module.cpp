@@ -381,7 +381,7 @@ void bind_functions(py::module_& module) {
       "flat_bytes",
       [](const OptionsPtr& options, int64_t num_elements) {
         const std::shared_ptr<Device> device = make_host_device();
-        const std::unique_ptr<TagcFlat> codec = make_tagc_flat(options->values, 1, *device);
+        const std::unique_ptr<TagcFlat> codec = make_tagc_flat(options->values, *device);
         const auto cell_bytes = static_cast<int64_t>(sizeof(float));
         return std::pair(codec->index_bytes(num_elements), codec->sketch_elements(num_elements) * cell_bytes);
       },

@@ -129,7 +129,6 @@ TEST(Registry, OptionsKnowTheirUsers) {
   EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant or sign");
   EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant or sign");
   EXPECT_EQ(field_named("sparsity")->users_text(), "tagc");
-  EXPECT_EQ(field_named("index_bits")->users_text(), "tagc with tiers=flat");
   EXPECT_EQ(field_named("segments")->users_text(), "");
   EXPECT_TRUE(options.uses(*field_named("error_feedback")));
   EXPECT_FALSE(options.uses(*field_named("bits")));

@@ -73,14 +73,11 @@ TEST(CommunicatorTagc, KeptBackElementsAreSentLater) {
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kBFloat16, 3000);
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kFloat16, 3000);
   // With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
-  for (const int64_t index_bits : {1, 4}) {
-    Options options = lossy_options();
-    options.tiers = TierMode::kFlat;
-    options.index_bits = index_bits;
-    options.sparsity = 0.98;
-    options.ratio = 1;
-    expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 8000);
-  }
+  Options options = lossy_options();
+  options.tiers = TierMode::kFlat;
+  options.sparsity = 0.98;
+  options.ratio = 1;
+  expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 8000);
 }
 
 TEST(CommunicatorTagc, TheOwnPieceIsExact) {
@@ -104,7 +101,7 @@ TEST(CommunicatorTagc, FlatPayloadIsIndexAndSketchAroundTheRing) {
   const NodeMap map = NodeMap::parse("2x2", 4);
   World world(map, options);
   world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, {});
-  const TagcFlatOnHost codec(options, 4);
+  const TagcFlatOnHost codec(options);
   // Multiples of 8: the ring's parts are equal.
   const int64_t index = 2 * 3 * codec.index_bytes(kChunk);
   const int64_t sketch = 3 * codec.sketch_elements(kChunk) * 4;

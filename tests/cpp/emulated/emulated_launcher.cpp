@@ -157,7 +157,7 @@ void add_uses(const TagcFlatMergeJob& job, std::vector<MemoryUse>& uses) {
 }
 
 void add_uses(const TagcFlatDecodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()));
+  uses.push_back(reads(job.wire_index, 8 * job.shape.index_words()));
   uses.push_back(writes(job.cells, job.shape.sketch_bytes()));
   uses.push_back(writes(job.out, 4 * job.shape.num_elements));
   uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
@@ -183,7 +183,7 @@ void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
 }
 void add_own_uses(const TagcFlatEncodeJob& job, std::vector<MemoryUse>& uses) {
   add_own_uses(static_cast<const TagcEncodeJob&>(job), uses);
-  uses.push_back(writes(job.wire_index, 8 * job.index_bits * job.shape.index_words()));
+  uses.push_back(writes(job.wire_index, 8 * job.shape.index_words()));
   uses.push_back(writes(job.cells, job.shape.sketch_bytes()));
 }
 void add_own_uses(const TagcDecodeJob& job, std::vector<MemoryUse>& uses) {

@@ -14,7 +14,6 @@ OPTIONS = {
     "codec": "tagc",
     "tiers": "two",
     "ratio": 10.0,
-    "index_bits": 1,
     "min_elements": 1000,
 }
 

@@ -34,7 +34,7 @@ GLOO, NCCL = world_formula("gloo", 2), world_formula("nccl", 2)
 # 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows. A packet has
 # header, flags of 512 blocks, index, and a sketch of ceil(512 / 10) rows; on a rail 1024 blocks and 103 rows.
 PACKET, RAIL_PACKET = 64 + 64 + 4096 + 52 * 64 * 4, 64 + 128 + 8192 + 103 * 64 * 4
-EDGE, WIDE_EDGE = (3 * (2 * 4096 * bits + 52 * 64 * 4) for bits in (1, 4))
+EDGE = 3 * (2 * 4096 + 52 * 64 * 4)
 BELOW = 65532  # of min_elements
 
 
@@ -61,7 +61,6 @@ BELOW = 65532  # of min_elements
         (on_isthmus(NONE), REDUCE, WORLD, 131073, [2 * (48 + 65544)] * 4),
         # In a single tier a ring of indexes and sketches; an all-reduce is a float32 ring, gathered in two tiers.
         (on_isthmus(FLAT), SCATTER, WORLD, 131072, [0, EDGE, 0, EDGE]),
-        (on_isthmus(dataclasses.replace(FLAT, index_bits=4)), SCATTER, WORLD, 131072, [0, WIDE_EDGE, 0, WIDE_EDGE]),
         (on_isthmus(FLAT), REDUCE, WORLD, 4000, [48 + 2000, 3 * 1000 * 4 + 48 + 2000] * 2),
         # With one rank a node plain chunks go straight to their owners, in their own type.
         (on_isthmus(FLAT, 1), SCATTER, WORLD, 4000, [3 * 1000 * 2] * 4),

@@ -24,12 +24,11 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7};
 constexpr int kChunks = 3;
 
-Options options_of(double ratio, double sparsity, int64_t index_bits) {
+Options options_of(double ratio, double sparsity) {
   Options options;
   options.tiers = TierMode::kFlat;
   options.ratio = ratio;
   options.sparsity = sparsity;
-  options.index_bits = index_bits;
   return options;
 }
 
@@ -95,15 +94,14 @@ void expect_as_on_cpu(const Options& options, const std::vector<float>& values, 
                       TagcLimits limits = {}) {
   const auto num_elements = static_cast<int64_t>(values.size()) / kChunks;
   SCOPED_TRACE(testing::Message() << num_elements << " elements, ratio " << options.ratio << ", sparsity "
-                                  << options.sparsity << ", index of " << options.index_bits << " bits, "
-                                  << to_string(dtype) << ", " << cut.num_threads << " threads, " << cut.max_groups
-                                  << " groups");
+                                  << options.sparsity << ", " << to_string(dtype) << ", " << cut.num_threads
+                                  << " threads, " << cut.max_groups << " groups");
   const Array gradient(std::vector<double>(values.begin(), values.end()), dtype);
   CutLauncher launcher(cut);
   kernels::DeviceCounts counts;
   kernels::DeviceFault fault;
-  TagcFlatOnHost host(options, kChunks, limits);
-  TagcFlatOnDevice device(options, kChunks, {launcher, &counts, &fault}, limits);
+  TagcFlatOnHost host(options, limits);
+  TagcFlatOnDevice device(options, {launcher, &counts, &fault}, limits);
   const std::vector<float> residuals = make_piece(Data::kHeavyTail, kChunks * num_elements, 12);
   Arrays on_host(host, residuals, num_elements);
   Arrays on_device(device, residuals, num_elements);
@@ -144,7 +142,7 @@ void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, C
 TEST(TagcFlatDevice, GroupsOfAnySize) {
   for (const int64_t num_threads : {1, 5, 12, 24}) {
     for (const int64_t num_elements : {0, 1, 65, 4097}) {
-      expect_as_on_cpu(options_of(2, .8, 4), Data::kHeavyTail, num_elements, {num_threads, 3});
+      expect_as_on_cpu(options_of(2, .8), Data::kHeavyTail, num_elements, {num_threads, 3});
     }
   }
 }
@@ -152,7 +150,7 @@ TEST(TagcFlatDevice, GroupsOfAnySize) {
 TEST(TagcFlatDevice, EveryBlockSizeAndType) {
   for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
     for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 4) {
-      expect_as_on_cpu(options_of(4, .9, 1), make_piece(Data::kHeavyTail, kChunks * 9001, 4), dtype, {24, 3},
+      expect_as_on_cpu(options_of(4, .9), make_piece(Data::kHeavyTail, kChunks * 9001, 4), dtype, {24, 3},
                        {.block_elements = block_elements});
     }
   }
@@ -161,8 +159,8 @@ TEST(TagcFlatDevice, EveryBlockSizeAndType) {
 // More rounds than are allowed, or no peeling at all.
 TEST(TagcFlatDevice, MuchIsEstimated) {
   for (const int64_t rounds : {1, 2, 64}) {
-    expect_as_on_cpu(options_of(2, .8, 1), Data::kHeavyTail, 20000, {16, 2}, {.peel_rounds = rounds});
-    expect_as_on_cpu(options_of(10, 0, 4), Data::kHeavyTail, 5000, {16, 2}, {.peel_rounds = rounds});
+    expect_as_on_cpu(options_of(2, .8), Data::kHeavyTail, 20000, {16, 2}, {.peel_rounds = rounds});
+    expect_as_on_cpu(options_of(10, 0), Data::kHeavyTail, 5000, {16, 2}, {.peel_rounds = rounds});
   }
 }
 
@@ -171,9 +169,9 @@ TEST(TagcFlatDevice, Nan) {
   std::vector<float> values = make_piece(Data::kHeavyTail, kChunks * 5001, 3);
   values[0] = std::numeric_limits<float>::infinity();
   values[5001 + 70] = values.back() = kNan;
-  expect_as_on_cpu(options_of(10, .9, 1), values, DataType::kBFloat16, {7, 2}, {.block_elements = 64});
+  expect_as_on_cpu(options_of(10, .9), values, DataType::kBFloat16, {7, 2}, {.block_elements = 64});
   values.assign(values.size(), kNan);
-  expect_as_on_cpu(options_of(2, .8, 4), values, DataType::kFloat32, {16, 2});
+  expect_as_on_cpu(options_of(2, .8), values, DataType::kFloat32, {16, 2});
 }
 
 // Degrees in shared memory, and one row more than fit there.
@@ -184,32 +182,30 @@ TEST(TagcFlatDevice, TablesInSharedAndInScratchMemory) {
     for (size_t i = 0; i < some.size(); ++i) {
       values[i * (values.size() / some.size())] = some[i];
     }
-    expect_as_on_cpu(options_of(1, .999, 1), values, DataType::kFloat32, {8, 2}, {.block_elements = 64});
+    expect_as_on_cpu(options_of(1, .999), values, DataType::kFloat32, {8, 2}, {.block_elements = 64});
   }
 }
 
 TEST(TagcFlatDevice, MarksPastTheEndAreIgnored) {
-  for (const int64_t index_bits : {1, 4}) {
-    CutLauncher launcher({16, 2});
-    kernels::DeviceCounts counts;
-    TagcFlatOnDevice flat(options_of(4, .9, index_bits), 2, {launcher, &counts, nullptr});
-    Memory index(flat.index_bytes(1001));
-    std::fill_n(index.data(), index.buffer().bytes(), uint8_t{0});
-    index.data()[index.buffer().bytes() - 1] = 0x80;
-    std::vector<float> sketch(static_cast<size_t>(flat.sketch_elements(1001)), 1);
-    std::vector<float> out(1001 + 64, 5);
-    Memory scratch(flat.decode_scratch_bytes(1001));
-    flat.decode(index.buffer(), buffer_of(sketch), buffer_of(out).slice(0, 1001), kContext, workspace(scratch));
-    EXPECT_EQ(std::count(out.begin(), out.end(), 0), 1001);
-    EXPECT_EQ(std::count(out.begin() + 1001, out.end(), 5), 64);
-    EXPECT_EQ(counts.estimated_elements, 0);
-  }
+  CutLauncher launcher({16, 2});
+  kernels::DeviceCounts counts;
+  TagcFlatOnDevice flat(options_of(4, .9), {launcher, &counts, nullptr});
+  Memory index(flat.index_bytes(1001));
+  std::fill_n(index.data(), index.buffer().bytes(), uint8_t{0});
+  index.data()[index.buffer().bytes() - 1] = 0x80;
+  std::vector<float> sketch(static_cast<size_t>(flat.sketch_elements(1001)), 1);
+  std::vector<float> out(1001 + 64, 5);
+  Memory scratch(flat.decode_scratch_bytes(1001));
+  flat.decode(index.buffer(), buffer_of(sketch), buffer_of(out).slice(0, 1001), kContext, workspace(scratch));
+  EXPECT_EQ(std::count(out.begin(), out.end(), 0), 1001);
+  EXPECT_EQ(std::count(out.begin() + 1001, out.end(), 5), 64);
+  EXPECT_EQ(counts.estimated_elements, 0);
 }
 
 TEST(TagcFlatDevice, RefusesWrongMemory) {
   CutLauncher launcher({16, 2});
   kernels::DeviceCounts counts;
-  TagcFlatOnDevice flat(options_of(4, .9, 1), kChunks, {launcher, &counts, nullptr});
+  TagcFlatOnDevice flat(options_of(4, .9), {launcher, &counts, nullptr});
   const std::vector<float> gradient(kChunks * 100);
   Arrays arrays(flat, std::vector<float>(kChunks * 100), 100);
   const FlatChunks chunks = arrays.chunks(buffer_of(gradient));
