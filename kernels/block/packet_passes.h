@@ -145,9 +145,8 @@ ISTHMUS_DEVICE void finish_decoding(Group& group, const DecodeJobBase& job) {
 // header.
 struct Seal {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
-  EncodeJobBase job;  // the packet begins at a multiple of 16 bytes; `arrived` is 0
+  EncodeJobBase job;  // `arrived` is 0
   SummedBytes summed = {};
 
   Moved moved() const { return {job.packet_bytes - summed.size(), 0}; }
@@ -161,11 +160,10 @@ struct Seal {
   }
 };
 
-// Takes the checksums of all packets, which begin at multiples of 16 bytes, or what is missing of them. The last group
-// compares checksums and headers, and reports. For packets that are used before they are verified.
+// Takes the checksums of all packets, or what is missing of them. The last group compares checksums and headers, and
+// reports. For packets that are used before they are verified.
 struct Verify {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
   DecodeJobBase job;
   SummedBytes summed = {};

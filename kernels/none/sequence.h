@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/elementwise/shard_sum.h"
 #include "kernels/none/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -26,6 +25,9 @@ void with_wire_type(DataType wire_dtype, Visit visit) {
   }
 }
 
+// All bytes of a packet: threads add up their checksum while they write or read them.
+inline SummedBytes summed_values(int64_t packet_bytes) { return {kHeaderBytes, packet_bytes}; }
+
 template <typename Executor>
 void run_passes(Executor& executor, const NoneEncodeJob& job) {
   const bool aligned = packets_are_aligned(job, 16) && pieces_are_aligned(job, 16);
@@ -33,12 +35,12 @@ void run_passes(Executor& executor, const NoneEncodeJob& job) {
     const int64_t groups = checksum_groups(job.packet_bytes);
     const int64_t num_whole_words = whole_words<Wire>(job.piece.num_elements, aligned);
     if (job.piece.dtype == job.wire_dtype) {
-      run_for_pieces(executor, EncodeValues<Wire, Wire>{job, num_whole_words}, groups, 0);
+      run_for_pieces(executor, EncodeValues<Wire, Wire>{job, num_whole_words}, groups);
     } else {
-      run_for_pieces(executor, EncodeValues<Sum, Wire>{job, num_whole_words}, groups, 0);
+      run_for_pieces(executor, EncodeValues<Sum, Wire>{job, num_whole_words}, groups);
     }
   });
-  run_for_pieces(executor, FinishPacket{job}, 1, 0);
+  run_for_pieces(executor, Seal{job, summed_values(job.packet_bytes)}, 1);
 }
 
 // Calls visit(Own{}, Out{}) with the C++ types of the job's own piece and result.
@@ -54,7 +56,11 @@ void with_sum_types(const NoneDecodeJob& job, Visit visit) {
 }
 
 template <typename Executor>
-void sum_packets(Executor& executor, const NoneDecodeJob& job) {
+void run_passes(Executor& executor, const NoneDecodeJob& job) {
+  if (job.num_packets == 0) {
+    return;
+  }
+  const int64_t groups = checksum_groups(job.packet_bytes);
   with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
     with_sum_types<Wire, Sum>(job, [&]<typename Own, typename Out>(Own, Out) {
       using Decode = DecodeValues<Wire, Sum, Own, Out>;
@@ -62,29 +68,11 @@ void sum_packets(Executor& executor, const NoneDecodeJob& job) {
                                                         (!job.to_places || job.num_elements * sizeof(Out) % 16 == 0));
       const bool aligned = all_aligned && is_aligned(job.packets + job.place_of(0) * job.packet_bytes, 16) &&
                            is_aligned(job.own.data, 16) && is_aligned(job.out.data, 16);
-      executor.run(Decode{job, whole_words<Wire>(job.num_elements, aligned)}, checksum_groups(job.packet_bytes),
-                   Decode::shared_bytes(job.to_places ? 1 : job.num_packets));
+      executor.run(Decode{job, whole_words<Wire>(job.num_elements, aligned)}, groups, Decode::shared_bytes(job));
     });
   });
-}
-
-template <typename Executor>
-void run_passes(Executor& executor, const NoneDecodeJob& job) {
-  if (job.num_packets == 0) {
-    return;
-  }
-  if (job.to_places || job.num_packets <= kNonePacketsAtOnce) {
-    sum_packets(executor, job);
-  } else {
-    NoneDecodeJob in_turns = job;
-    in_turns.own = job.sum;
-    in_turns.out = job.sum;
-    in_turns.scale = 1;
-    begin_sum(executor, job);
-    sum_packets(executor, in_turns);
-    end_sum(executor, job);
-  }
-  executor.run(CheckHeaders{job}, job.num_packets, 0);
+  const SummedBytes summed = takes_checksums(job) ? summed_values(job.packet_bytes) : SummedBytes{};
+  executor.run(Verify{job, summed}, takes_checksums(job) ? 1 : groups);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -92,10 +92,9 @@ using Quad = SeveralOf<float, 4>;
 // blocks.
 template <typename Piece>
 struct AddAndMark {
-  static constexpr int kThreads = kPassThreads;
   static constexpr int kResidentGroups = 3;  // 80 registers a thread: loads of a whole tile are in flight
   static constexpr int64_t kTileQuads = kMaxBlockElements / 4;
-  static constexpr int kQuadsInFlight = kTileQuads / kThreads;
+  static constexpr int kQuadsInFlight = kTileQuads / kPassThreads;
   static constexpr int64_t kMaxTileBlocks = kMaxBlockElements / kMinBlockElements;
   struct Shared {
     Quad sums[kTileQuads];

@@ -53,9 +53,6 @@ ISTHMUS_DEVICE void for_each_key_in_cells(const Group& group, const Rows& rows, 
 // flagged blocks enter as NaN. Writes the index as it is merged.
 template <bool kShortRows>
 struct InsertSums {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   TagcFlatEncodeJob job;
 
   template <typename Group>
@@ -72,7 +69,7 @@ struct InsertSums {
           [&](const KeyInCell& key) {
             const float value =
                 is_flagged(flags(), key.block) ? float_of(kNanBits) : residual[key.block * columns + key.column];
-            SumCell::insert(group, cells[key.row * columns + key.column], value, key.is_negative);
+            SumCell::insert(cells[key.row * columns + key.column], value, key.is_negative);
           });
       group.sync();
       for_each_of_group(group, slab_words(job.shape), [&](int64_t w) {
@@ -116,9 +113,6 @@ struct InsertSums {
 };
 
 struct MergeIndex {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   TagcFlatMergeJob job;
 
   template <typename Group>
@@ -129,7 +123,6 @@ struct MergeIndex {
 
 // Draws the blocks' rows, and writes the merged index as the slabs' keys.
 struct OpenIndex {
-  static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
 
   TagcFlatDecodeJob job;
@@ -207,8 +200,8 @@ struct PeelSums {
       for_each_key_in_cells(
           group, slab.rows, slab.num_words, [&](int64_t w) { return sums.keys_before[w] ^ slab.keys[w]; },
           [&](const KeyInCell& key) {
-            SumCell::remove(group, sums.cells[key.row * sums.columns + key.column],
-                            sums.out[key.block * sums.columns + key.column], key.is_negative);
+            SumCell::insert(sums.cells[key.row * sums.columns + key.column],
+                            sums.out[key.block * sums.columns + key.column], !key.is_negative);
           });
       group.sync();
     }

@@ -10,9 +10,6 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Finds the largest magnitude that each block sends, which scales the block's values. One thread takes a word of the
 // index.
 struct FindPeaks {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   TagcEncodeJob job;
 
   template <typename Group>
@@ -39,8 +36,6 @@ struct FindPeaks {
 // cells in rows far apart.
 template <bool kShortRows, typename Cells>
 struct InsertValues {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
   static constexpr int64_t kStripeBytes =
       int64_t{24} * 1024 * 1024;  // of the sketch; fits the caches of sm_80 and later
   using Cell = typename Cells::Cell;

@@ -73,12 +73,6 @@ struct SlabScratch {
 
 ISTHMUS_DEVICE uint32_t found_fault(FaultKind kind) { return 1U << static_cast<uint32_t>(kind); }
 
-// The seed of the blocks' rows: tagc_seed() on the device.
-ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
-  constexpr uint64_t kOdd = 0xd1342543de82ef95;
-  return context.unit_hash ^ (context.step + 1) * kOdd;
-}
-
 // The context of an encoding.
 ISTHMUS_DEVICE DeviceContext context_of(const EncodeJobBase& job) {
   return job.context != nullptr ? *job.context

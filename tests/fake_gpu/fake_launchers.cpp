@@ -97,7 +97,7 @@ class Executor : public test::OneThreadExecutor {
   }
 
   template <typename Pass>
-  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes = kernels::most_shared_bytes<Pass>()) {
     const DeviceWork work;
     if constexpr (requires { pass.moved(); }) {
       const kernels::Moved moved = pass.moved();

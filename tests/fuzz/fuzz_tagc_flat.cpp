@@ -1,7 +1,7 @@
 // Index and sketch of flat tagc, which carry no header: whatever arrives, decoding ends and stays inside its memory.
 #include <algorithm>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "packets.h"
 
 using namespace isthmus;

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/checksum.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus::fuzz {
 namespace {

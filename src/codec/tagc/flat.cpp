@@ -1,7 +1,6 @@
 #include "codec/tagc/flat.h"
 
 #include "codec/gpu_device.h"
-#include "codec/tagc/flat_executors.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

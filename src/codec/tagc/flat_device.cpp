@@ -1,5 +1,5 @@
 #include "codec/device_jobs.h"
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 
 namespace isthmus {
 
@@ -11,7 +11,7 @@ kernels::TagcFlatEncodeJob TagcFlatOnDevice::plan_encode(int64_t chunk_elements,
   Carver carver(scratch);
   job.packet = carver.take<uint8_t>(job.layout.end);
   carve_shared(carver, job);
-  TagcDevice::carve(carver, job);
+  TagcMaker::carve(carver, job);
   carver.align();
   scratch_bytes = carver.bytes();
   return job;

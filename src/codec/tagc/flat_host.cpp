@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus {
@@ -23,6 +23,9 @@ void clear_padding(const TagcShape& shape, uint64_t* index) {
 CodecCounts TagcFlatOnHost::encode(const FlatChunks& chunks, PacketContext context, Workspace /*workspace*/) {
   check(chunks);
   const int64_t elements = chunks.chunk_elements();
+  const TagcShape shape = settings_.shape(elements);
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
+  uint64_t* flags = grow(scratch_.flags, shape.flag_words());
   CodecCounts counts;
   for (int i = 0; i < chunks.num_chunks; ++i) {
     ConstBuffer chunk = chunks.gradient.part(i, elements);
@@ -31,32 +34,18 @@ CodecCounts TagcFlatOnHost::encode(const FlatChunks& chunks, PacketContext conte
       convert(chunk, widened);
       chunk = widened;
     }
-    counts += encode_chunk(chunk, chunks.residuals.part(i, elements), chunks.indexes.part(i, index_bytes(elements)),
-                           chunks.sketches.part(i, sketch_elements(elements)), context);
+    const Buffer residual = chunks.residuals.part(i, elements);
+    auto* index = chunks.indexes.part(i, index_bytes(elements)).as<uint64_t>();
+    auto* sketch = chunks.sketches.part(i, shape.num_cells()).as<float>();
+    const kernels::Selection selection =
+        scratch_.select(shape, settings_.keep(elements), chunk, residual, flags, index, context);
+    std::fill_n(sketch, shape.num_cells(), 0.0F);
+    kernels::tagc_kernels().insert_sum(shape, rows, flags, index, residual.as<float>(), sketch);
+    counts += {.encoded_elements = elements,
+               .kept_elements = selection.kept_elements,
+               .non_finite_blocks = selection.non_finite_blocks};
   }
   return counts;
-}
-
-CodecCounts TagcFlatOnHost::encode_chunk(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch,
-                                         const PacketContext& context) {
-  const TagcShape shape = settings_.shape(chunk.num_elements);
-  const kernels::TagcKernels& kernel = kernels::tagc_kernels();
-  uint64_t* flags = grow(scratch_.flags, shape.flag_words());
-  uint64_t* marks = grow(scratch_.index, shape.index_words());
-  const int64_t keep = settings_.keep(shape.num_elements);
-  uint32_t* candidates = grow(scratch_.candidates, kernels::selection_capacity(shape, keep));
-  const uint32_t bound = kernel.sample_bound(shape, keep, chunk.as<float>(), residual.as<float>(), candidates);
-  const kernels::Selection selection =
-      kernel.select(shape, keep, bound, chunk.as<float>(), residual.as<float>(), flags, marks, candidates);
-  show_largest(selection, context);
-
-  std::fill_n(sketch.as<float>(), shape.num_cells(), 0.0F);
-  kernel.insert_sum(shape, scratch_.hash(shape, tagc_seed(context)), flags, marks, residual.as<float>(),
-                    sketch.as<float>());
-  std::copy_n(marks, shape.index_words(), index.as<uint64_t>());
-  return {.encoded_elements = shape.num_elements,
-          .kept_elements = selection.kept_elements,
-          .non_finite_blocks = selection.non_finite_blocks};
 }
 
 void TagcFlatOnHost::merge(ConstBuffer arrived, Buffer index, Stream /*stream*/) {
@@ -72,7 +61,7 @@ CodecCounts TagcFlatOnHost::decode(ConstBuffer merged_index, Buffer summed_sketc
   uint64_t* marks = grow(scratch_.index, shape.index_words());
   std::copy_n(merged_index.as<uint64_t>(), shape.index_words(), marks);
   clear_padding(shape, marks);
-  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
   const kernels::PeelScratch peel = scratch_.peel(shape, marks, nullptr);
   std::fill_n(out.as<float>(), shape.num_elements, 0.0F);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();

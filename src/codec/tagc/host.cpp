@@ -5,11 +5,11 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/checksum.h"
 #include "codec/packet_sizes.h"
 #include "codec/tagc/settings.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus {
 
@@ -99,7 +99,7 @@ int64_t TagcCodec::packet_bytes(int64_t num_elements) const { return tagc_layout
 CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
   const TagcShape shape = settings_.shape(piece.num_elements);
   const TagcLayout layout = tagc_layout(shape);
-  check_tagc_piece(piece, residual, packet, layout.end);
+  check_float32_piece(name(), piece, residual, true, packet, layout.end);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   std::byte* bytes = packet.as<std::byte>();
   auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
@@ -107,15 +107,10 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   std::memset(bytes, 0, layout.index);
   std::memset(bytes + layout.index + shape.index_words() * 8, 0, layout.end - layout.index - shape.index_words() * 8);
 
-  const int64_t keep = settings_.keep(shape.num_elements);
-  uint32_t* candidates = grow(scratch_.candidates, kernels::selection_capacity(shape, keep));
-  const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), candidates);
   const kernels::Selection selection =
-      kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flags, index, candidates);
-  show_largest(selection, context);
-
-  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
-  const int64_t first_block = tagc_first_block(shape, context);
+      scratch_.select(shape, settings_.keep(shape.num_elements), piece, residual, flags, index, context);
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
+  const int64_t first_block = kernels::tagc_first_block(shape.num_blocks, context.step);
   const kernels::PeelResult peeled = kernel.hold_back(shape, rows, settings_.limits.peel_rounds, first_block, index,
                                                       scratch_.peel(shape, index, flags));
   kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
@@ -133,8 +128,9 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
 CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
   const TagcShape shape = settings_.shape(out.num_elements);
   const TagcLayout layout = tagc_layout(shape);
-  check_float32_packets(name(), packets, num_packets, out, layout.end);
-  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
+  check_float32_sum(name(), out);
+  check_packets(name(), packets, num_packets, layout.end);
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
   for (int p = 0; p < num_packets; ++p) {
     const PacketHeader expected = make_tagc_header(shape, settings_.limits.peel_rounds, context.of_packet(p));
     decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows, out.as<float>());

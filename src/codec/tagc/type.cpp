@@ -52,7 +52,7 @@ const CodecType& tagc_type() {
       .make_on_host = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/)
           -> std::unique_ptr<HostCodec> { return std::make_unique<TagcCodec>(options); },
       .make_on_device = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/, Device& device)
-          -> std::unique_ptr<Codec> { return make_passes_codec(TagcDevice(options), device); },
+          -> std::unique_ptr<Codec> { return make_passes_codec(TagcMaker(options), device); },
       .header_parts = {{"cell type", 24, 8}},
       .fault_text = fault_text};
   return type;

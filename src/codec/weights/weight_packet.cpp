@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/checksum.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 #include "kernels/block/hashes.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus {
 namespace {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "codec/checksum.h"
+#include "kernels/checksum/cpu.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
 #include "tests/cpp/support/instruction_sets.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 

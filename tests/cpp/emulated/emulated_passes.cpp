@@ -12,7 +12,7 @@
 
 namespace isthmus::kernels::emulated {
 
-static_assert(IsGroupOfPass<test::EmulatedGroup>);
+static_assert(IsGroup<test::EmulatedGroup>);
 
 void run_passes(test::EmulatedDevice& executor, const Job& job) {
   std::visit([&](const auto& each) { run_passes(executor, each); }, job);

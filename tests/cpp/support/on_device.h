@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/aligned_memory.h"
-#include "codec/device_jobs.h"
+#include "codec/gpu_device.h"
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
 #include "tests/cpp/emulated/emulated_passes.h"
@@ -41,6 +41,20 @@ class Memory {
  private:
   AlignedMemory memory_;
   int64_t bytes_;
+};
+
+// Runs jobs at once.
+class CutLauncher final : public DeviceLauncher {
+ public:
+  explicit CutLauncher(Cut cut) : cut_(cut) {}
+  void run(const kernels::Job& job, Stream /*stream*/) override {
+    EmulatedDevice device(cut_, ++seed_);
+    kernels::emulated::run_passes(device, job);
+  }
+
+ private:
+  const Cut cut_;
+  uint32_t seed_ = 0;
 };
 
 inline kernels::DeviceContext device_context(PacketContext context) { return {context.unit_hash, context.step}; }

@@ -8,8 +8,8 @@ PLAIN = "nccl alone"
 CODECS = ("quant", "none", "tagc")
 #: Passes of decodings, and what stands between them; all others are of encodings.
 DECODING = (
-    *("DecodeValues", "CheckHeaders", "DequantizeBlocks", "Verify"),
-    *("OpenPackets", "PeelPackets", "ConvertValues", "clear", "copy"),
+    *("DecodeValues", "DequantizeBlocks", "Verify"),
+    *("OpenPackets", "PeelPackets", "MapValues", "clear", "copy"),
 )
 VALUE_BYTES = 2  # bfloat16
 #: Nodes by ranks of one. The two numbers differ: by them communicators are told from each other.

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_flat_reference.h"

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/support/on_device.h"
@@ -31,19 +31,6 @@ Options options_of(double ratio, double sparsity) {
   options.sparsity = sparsity;
   return options;
 }
-
-class CutLauncher final : public DeviceLauncher {
- public:
-  explicit CutLauncher(Cut cut) : cut_(cut) {}
-  void run(const kernels::Job& job, Stream /*stream*/) override {
-    EmulatedDevice device(cut_, ++seed_);
-    kernels::emulated::run_passes(device, job);
-  }
-
- private:
-  const Cut cut_;
-  uint32_t seed_ = 0;
-};
 
 // Memory of one form.
 struct Arrays {
