@@ -130,7 +130,7 @@ void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
 }
 
 void add_uses(const WeightEncodeJob& job, std::vector<MemoryUse>& uses) {
-  const int64_t num_blocks = kernels::num_weight_blocks(job.shard.num_elements);
+  const int64_t num_blocks = kernels::weight_shape(job.shard).num_blocks();
   uses.push_back(reads(job.before));
   uses.push_back(reads(job.shard));
   uses.push_back(reads(job.replica));

@@ -30,14 +30,15 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
   std::copy_n(before.view().as<uint8_t>(), shard.bytes(), old_memory.data() + offset);
   Memory new_memory(bytes_of({now}));
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard));
-  Memory scratch(weight_encode_scratch_bytes(shard));
-  run(make_weight_encode_job({.header = header_of_unit(now),
-                              .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
-                              .shard = {new_memory.data(), shard.num_elements, shard.dtype},
-                              .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
-                              .sent = sent.buffer()},
-                             scratch.buffer()),
-      cut);
+  WeightLauncher launcher(cut);
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->encode_scratch_bytes(shard));
+  coder->encode({.header = header_of_unit(now),
+                 .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
+                 .shard = {new_memory.data(), shard.num_elements, shard.dtype},
+                 .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
+                 .sent = sent.buffer()},
+                {{}, scratch.buffer()});
   EXPECT_TRUE(sent.ends_intact() && scratch.ends_intact() && old_memory.ends_intact() && new_memory.ends_intact());
   Sent result;
   std::memcpy(static_cast<void*>(&result.header), sent.data(), sizeof(result.header));
@@ -106,8 +107,10 @@ TEST(WeightEncodeOnDevice, WithoutAReplicaTheHeaderAlone) {
   WeightHeader header = header_of_unit(shard);
   header.has_replica = 0;
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()));
-  Memory scratch(weight_encode_scratch_bytes(shard.view()));
-  run(make_weight_encode_job({header, {}, shard.view(), {}, sent.buffer()}, scratch.buffer()), kCut);
+  WeightLauncher launcher(kCut);
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->encode_scratch_bytes(shard.view()));
+  coder->encode({header, {}, shard.view(), {}, sent.buffer()}, {{}, scratch.buffer()});
   header.seal();
   EXPECT_EQ(std::memcmp(sent.data(), &header, sizeof(header)), 0);
   EXPECT_EQ(sent.data()[kWeightHeaderBytes], 0xa5);
@@ -132,16 +135,19 @@ TEST(WeightsOnDevice, WrongMemoryIsRefused) {
                          .shard = shard.view(),
                          .replica = {},
                          .sent = memory.buffer()};
-  Memory scratch(weight_encode_scratch_bytes(shard.view()));
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer().slice(0, 64)), Error);
-  EXPECT_NO_THROW(make_weight_encode_job(encode, scratch.buffer()));
+  WeightLauncher launcher(kCut);
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->encode_scratch_bytes(shard.view()));
+  const Workspace workspace = {{}, scratch.buffer()};
+  EXPECT_THROW(coder->encode(encode, {{}, scratch.buffer().slice(0, 64)}), Error);
+  EXPECT_NO_THROW(coder->encode(encode, workspace));
   encode.sent = memory.buffer().slice(0, kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()) - 1);
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  EXPECT_THROW(coder->encode(encode, workspace), Error);
   encode.sent = memory.buffer().slice(8, 4000);
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  EXPECT_THROW(coder->encode(encode, workspace), Error);
   encode.sent = memory.buffer();
   encode.before = shard.view().slice(0, 99);
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  EXPECT_THROW(coder->encode(encode, workspace), Error);
 }
 
 }  // namespace

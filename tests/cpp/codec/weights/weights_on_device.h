@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "codec/weights/device.h"
@@ -36,11 +37,21 @@ inline std::vector<uint8_t> bytes_of(const std::vector<Array>& shards) {
   return bytes;
 }
 
-template <typename Job>
-void run(const Job& job, Cut cut) {
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::run_passes(device, job);
-}
+// Runs jobs at once. Faults go to `fault`.
+struct WeightLauncher final : DeviceLauncher {
+  Cut cut;
+  kernels::DeviceFault fault = {};
+
+  explicit WeightLauncher(Cut its_cut) : cut(its_cut) {}
+  void run(const kernels::Job& job, Stream /*stream*/) override {
+    kernels::Job mapped = job;
+    if (auto* decode = std::get_if<kernels::WeightDecodeJob>(&mapped)) {
+      decode->mapped_fault = &fault;
+    }
+    EmulatedDevice device(cut, 1);
+    kernels::emulated::run_passes(device, mapped);
+  }
+};
 
 inline std::vector<uint8_t> packet_of_cpu(const Array& before, const Array& now) {
   std::vector<uint8_t> packet(WeightPackets::most_bytes(now.view()) + WeightPackets::kMarginBytes);
