@@ -8,7 +8,7 @@
 
 namespace isthmus::fake_gpu {
 
-enum class Count { kSynchronizations, kAllocations, kStreams, kNcclLaunches, kNumCounts };
+enum class Count { kSynchronizations, kAllocations, kNcclLaunches, kNumCounts };
 
 // Thread-safe. Counts until fake_gpu_take_counts() is called.
 void count(Count what);

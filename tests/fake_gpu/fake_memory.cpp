@@ -1,5 +1,4 @@
 // Memory of a GPU that is not there: the host's. A copy is done when the call returns.
-#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>

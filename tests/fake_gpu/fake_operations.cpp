@@ -1,7 +1,6 @@
 #include "fake_operations.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>

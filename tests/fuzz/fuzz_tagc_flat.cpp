@@ -1,8 +1,7 @@
 // Index and sketch of flat tagc, which carry no header: whatever arrives, decoding ends and stays inside its memory.
-#include <algorithm>
 
 #include "codec/tagc/flat.h"
-#include "packets.h"
+#include "tests/fuzz/packets.h"
 
 using namespace isthmus;
 using namespace isthmus::fuzz;
@@ -23,12 +22,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   TagcFlatOnHost codec(options, limits);
   std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));
-  const Bytes index(codec.index_bytes(num_elements));
+  const Packet index(codec.index_bytes(num_elements));
   const int64_t sketch_elements = codec.sketch_elements(num_elements);
-  const Bytes sketch(4 * sketch_elements);
+  const Packet sketch(4 * sketch_elements);
   const Buffer cells{sketch.data(), sketch_elements, DataType::kFloat32};
   const std::vector<float> chunk = make_values(num_elements, seed);
-  codec.encode({1, view(chunk), view(residual), index.buffer(), cells}, context, {});
+  codec.encode({1, buffer_of(chunk), buffer_of(residual), index.buffer(), cells}, context, {});
 
   if (num_elements > 0) {
     FuzzedDataProvider for_index(data, size / 2);
@@ -36,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     damage(provider, sketch);
   }
   std::vector<float> decoded(num_elements);
-  const CodecCounts counts = codec.decode(index.buffer(), cells, view(decoded), context, {});
+  const CodecCounts counts = codec.decode(index.buffer(), cells, buffer_of(decoded), context, {});
   require(counts.estimated_elements >= 0 && counts.estimated_elements <= num_elements, "counts stay in their range");
   return 0;
 }

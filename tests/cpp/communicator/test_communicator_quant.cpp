@@ -1,24 +1,15 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::lossy_options;
-using test::random_arrays;
-using test::random_inputs;
-using test::sum_of;
-using test::World;
 
 Options quant_options(int64_t bits, ErrorFeedback error_feedback) {
   Options options = lossy_options();
@@ -48,7 +39,7 @@ TEST(CommunicatorQuant, NonFiniteGroupsReachEveryRank) {
   inputs[0].buffer().as<float>()[5] = inputs[3].buffer().as<float>()[2999] = kInfinity;  // a group; in a tail
   for (int step = 0; step < 2; ++step) {
     const std::vector<Array> results = world.all_reduce(inputs, 1, {});
-    test::expect_equal_bits(results);
+    expect_equal_bits(results);
     const std::vector<double> values = results[0].values();
     for (size_t i = 0; i < values.size(); ++i) {
       ASSERT_EQ(std::isfinite(values[i]), step == 1 || (i >= 128 && i != 2999)) << "element " << i;
@@ -105,4 +96,4 @@ TEST(CommunicatorQuant, CopiesInOtherGroupsGetTheSameBits) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -1,6 +1,8 @@
-// What the communicator does for each unit beside summing: own pieces, stages, residuals that leave, errors.
+// What the communicator does for each unit beside summing: own pieces, stages, residuals that leave, errors, and
+// what it says where there is no memory.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,19 +10,8 @@
 #include "isthmus/error.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::exact_options;
-using test::lossy_options;
-using test::random_inputs;
-using test::sum_of;
-using test::sum_of_magnitudes;
-using test::unit_roundoff;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 
 Options tagc_options(double sparsity) {
   Options options = lossy_options();
@@ -69,7 +60,7 @@ TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
 // What keeps residuals that hold all that was not sent.
 std::vector<Options> options_with_residuals() {
   std::vector<Options> all = {tagc_options(.9)};
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     if (options.codec != "tagc" && make_codec(options.codec, options, kFloat32, 1)->keeps_residual()) {
       all.push_back(options);
     }
@@ -186,11 +177,63 @@ TEST(CommunicatorUnits, StatisticsNameCodecSettingsAndBits) {
 }
 
 TEST(CommunicatorUnits, ASingleTierIsForTagc) {
-  Options options = lossy_options();
-  options.tiers = TierMode::kFlat;
+  Options options = flat_options();
   options.codec = "quant";
   EXPECT_THROW(World(NodeMap::parse("2x1", 2), options), OptionError);
 }
 
+// More than any address space holds; nothing of the gradient is read before its residual is there.
+TEST(UnitMemory, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
+  constexpr int64_t kElements = int64_t{1} << 56;
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    World world(NodeMap::parse("2x2", 4), lossy_options());
+    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+      const UnitKey key{"embedding", kElements, kFloat32, collective};
+      float nothing = 0;
+      const Buffer gradient{&nothing, kElements, kFloat32};
+      if (collective == Collective::kAllReduce) {
+        world.ranks[rank]->all_reduce(gradient, {key});
+      } else {
+        world.ranks[rank]->reduce_scatter(gradient, gradient.part(0, kElements / 4), {key});
+      }
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(outcomes[rank].threw<Error>());
+      EXPECT_EQ(outcomes[rank].text, "unit \"embedding\": no memory for a residual of 72057594037927936 bytes");
+      EXPECT_STREQ(world.ranks[rank]->phase(), "unit look-up");
+      EXPECT_EQ(world.ranks[rank]->stats().residual_bytes, 0);
+    }
+  }
+}
+
+// One rank alone has no memory: the others must not wait for it.
+TEST(UnitMemory, OneRankWithoutMemoryFailsTheOthers) {
+  World world(NodeMap::parse("2x2", 4), lossy_options());
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+    const int64_t elements = rank == 2 ? int64_t{1} << 56 : 4000;
+    std::vector<float> values(4000);
+    world.ranks[rank]->all_reduce({values.data(), elements, kFloat32},
+                                  {{"u", elements, kFloat32, Collective::kAllReduce}});
+  });
+  EXPECT_TRUE(outcomes[2].threw<Error>()) << outcomes[2].text;
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << outcomes[rank].text;
+  }
+}
+
+TEST(UnitMemory, BuffersWithoutMemoryAreNamed) {
+  World world(NodeMap::parse("2x2", 4), exact_options());
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+    constexpr int64_t kElements = int64_t{1} << 56;
+    float nothing = 0;
+    world.ranks[rank]->reduce_scatter({&nothing, kElements, kFloat32}, {&nothing, kElements / 4, kFloat32},
+                                      {{"u", kElements, kFloat32}});
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.threw<Error>());
+    EXPECT_EQ(outcome.text, "no memory for phase \"intra reduce-scatter\" of reduce_scatter");
+  }
+}
+
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <initializer_list>
@@ -16,10 +15,8 @@
 #include "isthmus/options.h"
 #include "tests/cpp/support/error_of.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::error_of;
 
 const OptionField& field_named(const std::string& name) {
   for (const OptionField& field : option_fields()) {
@@ -236,4 +233,4 @@ TEST(Policy, AGlobMeansTheUnitsOfThatNameInEveryModelOfTheGroup) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -2,7 +2,6 @@
 #include "codec/tagc/flat.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -132,9 +131,9 @@ void check_flat(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   }
   check(flat_options(10, 0), "nothing peels", make_piece(Data::kHeavyTail, kChunks * some, 5));
   std::vector<float> values = make_piece(Data::kHeavyTail, kChunks * some, 6);
-  values[5] = values[static_cast<size_t>(some) + 70] = std::numeric_limits<float>::quiet_NaN();
-  values[values.size() / 2] = std::numeric_limits<float>::infinity();
-  values.back() = -std::numeric_limits<float>::infinity();
+  values[5] = values[static_cast<size_t>(some) + 70] = kNan;
+  values[values.size() / 2] = kInfinity;
+  values.back() = -kInfinity;
   for (const Options& options : all_settings) {
     check(options, "NaN and Inf", values);
   }

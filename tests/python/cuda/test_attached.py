@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
-from gpu.counts.rank import Counts
+from gpu.counts.chain import Counts
 from isthmus.backends import companion_of
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks

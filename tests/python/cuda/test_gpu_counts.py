@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu.counts.counted import CODECS, MACHINES, PLAIN, Chain
-from gpu.counts.rank import count_chains
+from gpu.counts.chain import CODECS, MACHINES, PLAIN, Chain, count_chains
 from python.cuda import worlds as cuda_worlds
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]

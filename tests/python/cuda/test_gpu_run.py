@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpu.harness import main, prebuilt
-from gpu.harness.plan import steps
+from gpu.harness import build, main
 from gpu.harness.records import FAILED, NOT_RUN, OK, Check
 from gpu.harness.report import Report
 from gpu.harness.steps import Outcome, Step, judge_end
 from gpu.link import check_arm
 from gpu.worlds import killed
-from python.cuda import worlds as cuda_worlds
 from support.limits import HANG_S
 
 STEPS = [Step(name, f"what {name} does", (), 10) for name in ("codecs", "racecheck", "large")]
@@ -42,32 +39,36 @@ def test_what_was_not_run_has_not_passed(results: tuple[str, ...], verdict: str,
 
 
 @pytest.mark.processes
-@cuda_worlds.needs_fake_gpu
-def test_a_run_on_the_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a step that it can run and one that it cannot; with the module that is built here already."""
+def test_a_run_tells_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step that can be run, one that cannot, and one that hangs."""
+    chosen = [
+        Step("codecs", "", ("echo", Check("one", OK).line()), HANG_S),
+        Step("large", "", ("sleep", str(HANG_S)), 0.5, least_s=0),
+        Step("racecheck", "", (), HANG_S, missing="there is no tool"),
+    ]
+    monkeypatch.setattr(main.machine, "ask_torch", lambda env: {"gpu": {"name": "H200"}})
     monkeypatch.setattr(main.Run, "_build", lambda run: True)
     monkeypatch.setattr(main, "import_step", lambda: Step("import", "", ("true",), HANG_S, judge_end))
-    monkeypatch.setattr(main, "steps", lambda *about: [replace(step, limit_s=HANG_S) for step in steps(*about)])
-    arguments = ["--device", "fake", "--only=collectives", "--only=codecs", f"--time-limit={HANG_S}"]
-    arguments += [f"--output={tmp_path}", f"--build-dir={tmp_path / 'build'}"]
-    assert main.main(arguments) == main.INCOMPLETE, (tmp_path / "report-fake-gpu.md").read_text()
-    told = json.loads((tmp_path / "report-fake-gpu.json").read_text())["steps"]
-    assert {step["name"]: step["result"] for step in told} == {"import": OK, "codecs": NOT_RUN, "collectives": OK}
-    assert len(told[-1]["checks"]) > 20
-    assert (tmp_path / "logs.tar.gz").stat().st_size > 1000
+    monkeypatch.setattr(main, "steps", lambda places: chosen)
+    arguments = [f"--time-limit={HANG_S}", f"--output={tmp_path}", f"--build-dir={tmp_path / 'build'}"]
+    assert main.main(arguments) == 1
+    told = json.loads((tmp_path / "report-h200.json").read_text())["steps"]
+    expected = {"import": OK, "codecs": OK, "large": FAILED, "racecheck": NOT_RUN}
+    assert {step["name"]: step["result"] for step in told} == expected
+    assert (tmp_path / "logs.tar.gz").stat().st_size > 100
 
 
 def test_what_was_built_for_another_system_is_told(tmp_path: Path) -> None:
     said = {"torch": "2.11.0", "cuda": "13.0", "gpu": {"capability": "9.0"}}
-    manifest = {"sources": prebuilt.digest(), "python": prebuilt.python_version(), "torch": "2.11.0", "cuda": "13.0"}
+    manifest = {"sources": build.digest(), "python": build.python_version(), "torch": "2.11.0", "cuda": "13.0"}
     manifest |= {"architectures": ["90"], "glibc": "2.17"}
     for changes, reason in (
         ({}, ""),
         ({"glibc": "9.9"}, "glibc 9.9 and newer, here 2."),
         ({"torch": "3"}, "torch 3, here"),
     ):
-        (tmp_path / prebuilt.MANIFEST).write_text(json.dumps(manifest | changes))
-        unfit = prebuilt.why_unfit(tmp_path, said)
+        (tmp_path / build.MANIFEST).write_text(json.dumps(manifest | changes))
+        unfit = build.why_unfit(tmp_path, said)
         assert reason in unfit and bool(reason) == bool(unfit)
 
 

@@ -1,4 +1,4 @@
-"""A world that tests/gpu/run starts on a GPU, on the fake one: models that train with CUDA tensors."""
+"""Worlds that tests/gpu/run starts on a GPU, on the fake one, which captures no graph."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ from python.cuda import worlds as cuda_worlds
 
 @pytest.mark.processes
 @cuda_worlds.needs_fake_gpu
-def test_training() -> None:
-    assert launch(("training",), "fake", short=False) == 0
+@pytest.mark.parametrize(("names", "short"), [(("collectives", "profile"), True), (("training",), False)])
+def test_worlds(names: tuple[str, ...], short: bool) -> None:
+    assert launch(names, short=short, fake=True) == 0

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from gpu.counts.rank import Counts
+from gpu.counts.chain import Counts
 from isthmus.group import cuda
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks

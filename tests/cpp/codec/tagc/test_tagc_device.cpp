@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -23,10 +22,9 @@
 // What is called by itself.
 #include "kernels/tagc/insert_passes.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr TagcLimits kBlocksOf256 = {.block_elements = 256};
 constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 5};
 
@@ -127,7 +125,7 @@ TEST(TagcDevice, EveryBlockSize) {
     }
     std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 6);
     piece[300] = piece[4999] = kNan;
-    piece[1024] = -std::numeric_limits<float>::infinity();
+    piece[1024] = -kInfinity;
     expect_as_on_cpu(options, piece, std::vector<float>(5000), {33, 5}, kBlocksOf256);
   }
 }
@@ -231,7 +229,7 @@ class TagcDeviceCorruption : public testing::Test {
   std::string message_of(const std::vector<uint8_t>& packet) {
     Memory aligned(packet);
     std::vector<float> out(kElements);
-    return test::error_of<PacketError>(
+    return error_of<PacketError>(
         [&] { TagcCodec(options_).decode_sum(aligned.buffer(), 1, buffer_of(out), kContext, {}); });
   }
   // Gives a damaged packet the checksum that fits it.
@@ -262,7 +260,7 @@ TEST_F(TagcDeviceCorruption, MadeUpPacketsAreNamedAsOnCpu) {
       const kernels::DeviceFault fault = decode_on_device(options_, damaged, 1, out, cut);
       EXPECT_EQ(fault.kind(), kind);
       EXPECT_EQ(fault.packet(), 0);
-      EXPECT_EQ(test::error_of<PacketError>([&] { throw_if_reported(fault); }), message_of(damaged));
+      EXPECT_EQ(error_of<PacketError>([&] { throw_if_reported(fault); }), message_of(damaged));
       out.assign(kElements, 5.0F);
       const kernels::DeviceFault second = decode_on_device(options_, both, 2, out, cut, of_one_node);
       EXPECT_EQ(second.kind(), kind);
@@ -295,4 +293,4 @@ TEST(TagcDevice, RefusesTooManyElements) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <set>
 #include <vector>
 
@@ -16,8 +15,6 @@
 namespace isthmus {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr PacketContext kContext = {.unit_hash = 42, .step = 3};
 
 struct Setting {

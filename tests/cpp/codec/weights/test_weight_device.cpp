@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <random>
-#include <string>
 #include <vector>
 
 #define ISTHMUS_KERNEL_NAMESPACE emulated
@@ -14,7 +11,7 @@
 #include "isthmus/error.h"
 #include "tests/cpp/codec/weights/weights_on_device.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
 struct Sent {
@@ -48,7 +45,7 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
 }
 
 void expect_as_on_cpu(const Array& before, const Array& now, Cut cut = kCut, int64_t shift = 1) {
-  std::vector<uint8_t> expected = packet_of_cpu(before, now);
+  std::vector<uint8_t> expected = packet_of(before.view(), now.view());
   const WeightHeader header = sealed_header(before, now, 0);
   const Sent sent = encode_on_device(before, now, cut, nullptr, shift);
   ASSERT_EQ(sent.header.packet_bytes, expected.size());
@@ -68,7 +65,8 @@ TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
         const Array before(weights(count), dtype);
         const Array now(moved(weights(count), learning_rate), dtype);
         expect_as_on_cpu(before, now);
-        ++(static_cast<int64_t>(packet_of_cpu(before, now).size()) < now.view().bytes() ? num_coded : num_whole);
+        ++(static_cast<int64_t>(packet_of(before.view(), now.view()).size()) < now.view().bytes() ? num_coded
+                                                                                                  : num_whole);
       }
     }
     EXPECT_TRUE(num_coded > 10 && num_whole > 10) << num_coded << " and " << num_whole << " of " << to_string(dtype);
@@ -80,7 +78,7 @@ TEST(WeightEncodeOnDevice, AnyPatternFromAnyOther) {
     const Array before = all_patterns(dtype);
     const Array near = all_patterns(dtype, 2);
     SCOPED_TRACE(to_string(dtype));
-    EXPECT_LT(packet_of_cpu(before, near).size(), before.bytes().size());
+    EXPECT_LT(packet_of(before.view(), near.view()).size(), before.bytes().size());
     expect_as_on_cpu(before, near);
     expect_as_on_cpu(before, random_bits(before.view().num_elements, dtype, 2));  // most blocks are sent as they are
   }
@@ -151,4 +149,4 @@ TEST(WeightsOnDevice, WrongMemoryIsRefused) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -7,15 +7,25 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import isthmus
-from gpu.counts.counted import CODECS, PLAIN, Chain, Communicator, Launches
 from support import fake_gpu, ranks
 
+PLAIN = "nccl alone"
+CODECS = ("quant", "none", "tagc")
+#: Nodes by ranks of one.
+MACHINES = ("2x3", "3x2")
+#: Passes of decodings, and what stands between them; all others are of encodings.
+DECODING = (
+    *("DecodeValues", "DequantizeBlocks", "Verify"),
+    *("OpenPackets", "PeelPackets", "MapValues", "clear", "copy"),
+)
+VALUE_BYTES = 2  # bfloat16
 #: Elements of a rank's shard, in bfloat16: enough that headers do not count, and one segment.
 SHARD_ELEMENTS = 1 << 16
 #: Elements of a rank's shard where the host's time is taken: what the device does is left out, but takes time, too.
@@ -23,6 +33,47 @@ TINY_SHARD_ELEMENTS = 1 << 9
 CALLS = 60
 #: Reductions before what is counted.
 WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One reduce-scatter of a unit in bfloat16, in steady state.
+
+    packet_bytes: of all packets that the rank sends to other nodes. launches: of each pass how many, and the bytes of
+    pieces, packets and results that they read and write, where data do not decide. host_us: of the calling thread.
+    """
+
+    nodes: str
+    codec: str
+    packet_bytes: int
+    launches: dict[str, list[int]]
+    nccl_launches: int
+    host_us: float
+    synchronizations: int
+    allocations: int
+    shard_elements: int = SHARD_ELEMENTS
+
+    @property
+    def num_launches(self) -> int:
+        """The launches of codecs, copies and NCCL."""
+        return self.nccl_launches + sum(number for number, *_ in self.launches.values())
+
+    @property
+    def num_foreign(self) -> int:
+        """Other nodes, each of which is sent a packet."""
+        return int(self.nodes.split("x")[0]) - 1
+
+    def moved_bytes(self, *, encode: bool) -> int | None:
+        """Return the bytes that encoding moves, or decoding; None where data decide."""
+        moved = [one[1:] for name, one in self.launches.items() if (name not in DECODING) == encode]
+        return sum(map(sum, moved)) if all(moved) else None
+
+    def compulsory_bytes(self, *, encode: bool) -> int:
+        """Return the bytes that must be moved once: pieces, packets, residuals; packets, own piece and shard."""
+        if encode:
+            residual_bytes = 2 * 4 if self.codec == "tagc" else 0
+            return self.num_foreign * self.shard_elements * (VALUE_BYTES + residual_bytes) + self.packet_bytes
+        return self.packet_bytes + 2 * self.shard_elements * VALUE_BYTES
 
 
 def count_chains(nodes: str, *, is_timed: bool = True) -> list[Chain]:
@@ -77,12 +128,9 @@ class Unit:
 def count_chain(counts: Counts, nodes: str, codec: str, is_timed: bool) -> Chain:
     """Count one reduce-scatter in steady state, in a group of its own. codec: PLAIN is NCCL alone."""
     options = isthmus.Options(nodes=nodes, min_elements=0, codec=codec) if codec != PLAIN else None
-    counts.take()
     group = dist.new_group(backend="isthmus" if options else "nccl", pg_options=options)
     assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
     unit, tiny = Unit(group, SHARD_ELEMENTS), Unit(group, TINY_SHARD_ELEMENTS)
-    unit.reduce()
-    first = counts.take()
     for _ in range(WARM_UP):
         unit.reduce()
     counts.take()
@@ -94,15 +142,12 @@ def count_chain(counts: Counts, nodes: str, codec: str, is_timed: bool) -> Chain
     return Chain(
         nodes=nodes,
         codec=codec,
-        shard_elements=SHARD_ELEMENTS,
         packet_bytes=packet_bytes,
-        launches=[Launches(name, *values) for name, values in counted["launches"].items()],
+        launches=counted["launches"],
         nccl_launches=counted["nccl_launches"],
         host_us=host_us,
-        streams=first["streams"],
         synchronizations=counted["synchronizations"],
         allocations=counted["allocations"],
-        communicators=[Communicator(*made) for made in first["communicators"]],
     )
 
 
