@@ -4,13 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
 from isthmus.plan.step import StepPlan, StepTime
 from isthmus.plan.strategies import PIPELINE, Strategy
 
-SLOWEST_GBIT_S = 1.0
-FASTEST_GBIT_S = 800.0
+_SLOWEST_GBIT_S = 1.0
+_FASTEST_GBIT_S = 800.0
 _NUM_SPEEDS = 117
 #: Steps that differ less are equal; the model is no better. Then what asks for less is to be preferred: no codec, no
 #: Isthmus, less memory.
@@ -76,13 +77,7 @@ class Comparison:
         """Where the preferred strategy changes between 1 and 800 Gbit/s, the slowest first."""
         if not self.candidates:
             return []
-        speeds = link_speeds()
-        names = [self._preferred_name(speed) for speed in speeds]
-        found = []
-        for index in range(1, len(speeds)):
-            if names[index] != names[index - 1]:
-                found += self._crossovers_between(speeds[index - 1], speeds[index])
-        return found
+        return [found for low, high in pairwise(link_speeds()) for found in self._crossovers_between(low, high)]
 
     def _preferred_name(self, inter_gbit_s: float) -> str:
         preferred = self.preferred(self.candidates, inter_gbit_s)
@@ -102,8 +97,8 @@ class Comparison:
 
 def link_speeds() -> list[float]:
     """Speeds from 1 to 800 Gbit/s, evenly spaced on a logarithmic scale."""
-    ratio = FASTEST_GBIT_S / SLOWEST_GBIT_S
-    return [SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
+    ratio = _FASTEST_GBIT_S / _SLOWEST_GBIT_S
+    return [_SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
 
 
 def _effort(strategy: Strategy) -> int:
