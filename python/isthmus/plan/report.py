@@ -11,7 +11,7 @@ from rich.table import Table
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
 from isthmus.plan.placement import DDP, HSDP
-from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
+from isthmus.plan.scan import EQUAL_SHARE, FASTEST_GBIT_S, SLOWEST_GBIT_S, Comparison
 from isthmus.plan.step import PipelinePlan, Setting, StepPlan
 from isthmus.plan.strategies import Strategy
 
@@ -133,9 +133,8 @@ def _against_plain(comparison: Comparison, winner: StepPlan) -> str:
 def _over_speeds(comparison: Comparison) -> str:
     crossovers = comparison.crossovers
     if not crossovers:
-        first = comparison.preferred(comparison.candidates, link_speeds()[0])
-        assert first is not None
-        return f"From 1 to 800 Gbit/s {first.strategy.name} is to be preferred."
+        name = comparison.preferred_name(SLOWEST_GBIT_S)
+        return f"From {SLOWEST_GBIT_S:g} to {FASTEST_GBIT_S:g} Gbit/s {name} is to be preferred."
     parts = [f"{crossovers[0].below} up to {crossovers[0].inter_gbit_s:.3g} Gbit/s"]
     parts += [f"then {c.above} up to {n.inter_gbit_s:.3g}" for c, n in pairwise(crossovers)]
     parts.append(f"beyond that {crossovers[-1].above}")
@@ -144,8 +143,12 @@ def _over_speeds(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison, setting: Setting) -> list[str]:
     """The assumptions of the figures."""
+    values = asdict(setting.cluster) | asdict(comparison.links)
+    by_source: dict[str, list[str]] = {}
+    for name, source in comparison.sources.items():
+        by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
     found = [
-        *_origins(comparison, setting),
+        *(f"{source[:1].upper()}{source[1:]}: {', '.join(facts)}." for source, facts in by_source.items()),
         f"Compute: {_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
         f"Codec: {comparison.codecs.source}.",
         f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
@@ -166,7 +169,13 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
                 f"model.{call}(is_last); until then a rank keeps {kept}: {of_kind[0].memory.deferred / _GIGA:.3g} GB. "
                 "The others are reduced in every micro-batch."
             )
-    found += [_of_pipeline(plan) for plan in comparison.plans if isinstance(plan, PipelinePlan)]
+    found += [
+        f"pp: {plan.num_stages} stages, {plan.num_micro_batches} micro-batches through each: {plan.bubble:.0%} of a "
+        f"step is bubble. No weights cross, but {plan.cut_bytes / _GIGA:.3g} GB of activations at each cut, and as "
+        "much of their gradients."
+        for plan in comparison.plans
+        if isinstance(plan, PipelinePlan)
+    ]
     if setting.cluster.ranks_per_node == 1 and any(plan.strategy.hybrid_sharded for plan in comparison.plans):
         found.append(
             "One rank a node: HSDP has nothing to shard over and saves no memory; a rank holds all, as in DDP. A "
@@ -175,23 +184,6 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found
-
-
-def _of_pipeline(plan: PipelinePlan) -> str:
-    return (
-        f"pp: {plan.num_stages} stages, {plan.num_micro_batches} micro-batches through each: {plan.bubble:.0%} of a "
-        f"step is bubble. No weights cross, but {plan.cut_bytes / _GIGA:.3g} GB of activations at each cut, and as "
-        "much of their gradients."
-    )
-
-
-def _origins(comparison: Comparison, setting: Setting) -> list[str]:
-    """The figures of cluster and links, a sentence for each of their sources."""
-    values = asdict(setting.cluster) | asdict(comparison.links)
-    by_source: dict[str, list[str]] = {}
-    for name, source in comparison.sources.items():
-        by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
-    return [f"{source[:1].upper()}{source[1:]}: {', '.join(found)}." for source, found in by_source.items()]
 
 
 def _seconds(seconds: float) -> str:

@@ -5,7 +5,7 @@ A torch module is built on the meta device: no memory, no weights, only shapes.
 
 import math
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -80,26 +80,18 @@ def units_of(module: nn.Module) -> Model:
     frozen. ValueError: nothing to train.
     """
     owners = _wrapped(module)
-    units: dict[str, list[Parameter]] = {name: [] for name in owners.values()}
-    seen: set[int] = set()
-    frozen: set[str] = set()
-    for path, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            units[_owner(path, owners)].append(Parameter(clean_name(path), tuple(parameter.shape)))
-            frozen |= set() if parameter.requires_grad else {clean_name(path)}
-    made = [
-        _without(Unit(name or "root", tuple(found), is_root=not name), frozen) for name, found in units.items() if found
-    ]
+    units: dict[str, dict[Parameter, bool]] = {name: {} for name in owners.values()}  # whether it is trained
+    for path, parameter in module.named_parameters():
+        found = Parameter(clean_name(path), tuple(parameter.shape))
+        units[_owner(path, owners)][found] = parameter.requires_grad
+    made = tuple(
+        Unit(name or "root", tuple(own), not name, tuple(each for each, is_trained in own.items() if is_trained))
+        for name, own in units.items()
+        if own
+    )
     if not any(unit.num_trained for unit in made):
         raise ValueError(f"{type(module).__name__} has no parameters to train")
-    return Model(type(module).__name__, tuple(made))
-
-
-def _without(unit: Unit, frozen: Set[str]) -> Unit:
-    """The unit with these of its parameters frozen."""
-    trained = tuple(parameter for parameter in unit.parameters if parameter.name not in frozen)
-    return unit if trained == unit.parameters else replace(unit, trained=trained)
+    return Model(type(module).__name__, made)
 
 
 def train_only(model: Model, what: str) -> Model:
@@ -126,8 +118,11 @@ def _train_named(model: Model, patterns: Sequence[str]) -> Model:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(names[:3] + names[-1:])
             raise ValueError(f"trainable '{pattern}': no parameter of {model.name} has such a name; it has {some}, ...")
-    frozen = {name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)}
-    return replace(model, units=tuple(_without(replace(unit, trained=None), frozen) for unit in model.units))
+    units = (
+        replace(unit, trained=tuple(p for p in unit.parameters if any(fnmatchcase(p.name, each) for each in patterns)))
+        for unit in model.units
+    )
+    return replace(model, units=tuple(units))
 
 
 def load_module(factory: str) -> nn.Module:
