@@ -69,13 +69,13 @@ def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None)
     plan = StepPlan(setting, strategy)
     formula = strategy.formula(setting.world)
     by_phase, counted = dict.fromkeys(COMMUNICATION_PHASES, 0), dict.fromkeys(COMMUNICATION_PHASES, 0)
-    for operation in plan.operations:
+    for operation, count in plan.operations.items():
         phase = PHASE_OF_KIND[operation.kind]
         for rank in range(cluster.world_size):
-            sent = sent_bytes(formula(operation.on(rank, cluster), rank))
-            by_phase[phase] += sent.num_bytes
-            counted[phase] += sent.counted_bytes
-    signatures = Counter(_signature(operation, cluster) for operation in plan.operations)
+            num_bytes, counted_bytes = sent_bytes(formula(operation.on(rank, cluster), rank))
+            by_phase[phase] += count * num_bytes
+            counted[phase] += count * counted_bytes
+    signatures = Counter(_signature(operation, cluster) for operation in plan.operations.elements())
     return Predicted(signatures, by_phase, counted, plan.memory.deferred)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
-from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork
+from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from isthmus.units.collectives import UnitReduceScatter
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
@@ -102,8 +102,8 @@ def planned_s() -> float:
     """What `isthmus plan` makes of these durations."""
     resources = {"ReduceScatter": Resource.WITHIN, "Send/Recv": Resource.BETWEEN, "decode": Resource.DECODER}
     path = tuple(Stage((resources[name],), seconds) for name, seconds in DURATIONS.items())
-    unit = UnitWork((), (), (path,), (), compute_share=1 / UNITS, is_root=False)
-    return Pipeline([unit] * UNITS, input_buffers=2).step_s(0)
+    unit = UnitWork(1 / UNITS, reduce_scatter=path)
+    return passes_s([unit] * UNITS, input_buffers=2, compute_s=0)
 
 
 def test_the_step_is_as_long_as_its_exchanges(case: tuple[torch.dtype, Trace]) -> None:

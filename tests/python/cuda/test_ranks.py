@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 import torch
 
 from isthmus.group import cuda as _cuda
 from isthmus.group.agreement import Introduction
 from isthmus.group.cuda import Gpu
+from isthmus.group.nodes.node_map import told_by_ranks
 
 HAS = Gpu(bus_id="0000:07:00.0")
 NONE = Gpu(missing="torch sees no GPU")
@@ -24,11 +28,11 @@ OTHER_BUILD = Gpu(missing="isthmus was built without CUDA")
     ],
 )
 def test_all_or_no_ranks_take_cuda_tensors(gpus: list[Gpu], reason: str) -> None:
-    assert _cuda.why_none([3, 5, 9], gpus) == reason
+    assert told_by_ranks([3, 5, 9], [gpu.missing for gpu in gpus]) == reason
 
 
 def test_an_introduction_names_the_gpu() -> None:
-    assert Introduction.from_text(Introduction(gpu=HAS).to_text().encode()).gpu == HAS
+    assert Introduction.from_text(json.dumps(asdict(Introduction(gpu=HAS))).encode()).gpu == HAS
 
 
 def test_a_process_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from isthmus.plan.assumptions import Compute, Links, codec_speeds
 from isthmus.plan.placement import Cluster, Phase
-from isthmus.plan.stages import PipelinePlan
-from isthmus.plan.step import Setting
+from isthmus.plan.step import PipelinePlan, Setting
 from isthmus.plan.strategies import PIPELINE
 from isthmus.plan.units import Model, Unit, preset
 from isthmus.plan.volumes import world_formula

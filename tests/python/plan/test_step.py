@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Placement, operations_of
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Scope, operations_of
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named
 from isthmus.plan.units import Unit
@@ -30,7 +30,7 @@ def shown(placements, nodes=2, ranks_per_node=4, unit=UNIT):
 
 
 def test_parameters_kept_after_the_forward_pass_save_the_gather_before_the_backward_pass():
-    assert [row[0] for row in shown(dataclasses.replace(FSDP, kept=Placement.REPLICATED))] == ["forward", "reduction"]
+    assert [row[0] for row in shown(dataclasses.replace(FSDP, kept=Scope.RANK))] == ["forward", "reduction"]
     assert shown(DDP) == [("reduction", "all_reduce", "world", 28, 4)]  # without padding
     assert shown(FSDP_NODE)[1] == ("backward", "all_gather", "node", 32, 2)
 
@@ -121,7 +121,7 @@ def test_memory_is_that_of_the_placements(name, model, nodes, ranks):
     found = plan(name, model, nodes, ranks)
     memory = found.memory
     placement = found.strategy.placements.parameters
-    parts = {Placement.REPLICATED: 1, Placement.NODE_SHARDED: ranks, Placement.SHARDED: nodes * ranks}[placement]
+    parts = {Scope.RANK: 1, Scope.NODE: ranks, Scope.WORLD: nodes * ranks}[placement]
     for num_bytes, each in ((memory.parameters, 4), (memory.gradients, 4), (memory.optimizer, 8)):
         least = -(-model.num_parameters // parts) * each
         assert least <= num_bytes <= least + each * len(model.units)
@@ -153,7 +153,7 @@ def test_micro_batches_multiply_what_each_of_them_sends(name):
 
 
 def test_hsdp_reduces_within_the_node_in_every_micro_batch():
-    kinds = [op.kind for op in plan("hsdp-last", units_of_sizes([100]), micro_batches=3).operations]
+    kinds = [op.kind for op in plan("hsdp-last", units_of_sizes([100]), micro_batches=3).operations.elements()]
     assert [kinds.count(kind) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)] == [6, 3, 1]
     assert kinds[-1] is Kind.ALL_REDUCE
 

@@ -21,7 +21,7 @@ def on_isthmus(options, ranks_per_node=2):
 
 def inter_bytes(formula, kind, ranks, num_elements, element_bytes=2):
     collective = Collective(kind, ranks, num_elements, element_bytes)
-    return [sent_bytes(formula(collective, rank)).num_bytes for rank in ranks]
+    return [sent_bytes(formula(collective, rank))[0] for rank in ranks]
 
 
 def intra_bytes(formula, kind, ranks, num_elements, element_bytes=2):

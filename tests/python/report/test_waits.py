@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus.report.waits import behind, behind_since_last_look, in_words
+from isthmus.report.looks import behind, behind_since_last_look, in_words
 from support import ranks
 
 
@@ -51,11 +51,11 @@ def one_is_late(rank: int, world_size: int) -> tuple[dict[int, float], str]:
             dist.reduce_scatter_tensor(torch.empty(4096), torch.ones(3 * 4096))
 
     step()
-    behind_since_last_look()
+    behind_since_last_look([isthmus.stats()])
     for _ in range(3):
         step()
     found: dict[int, float] = isthmus.stats()["peer_waits_s"]["inter"]
-    return found, behind_since_last_look()
+    return found, behind_since_last_look([isthmus.stats()])
 
 
 @pytest.mark.processes
