@@ -1,11 +1,13 @@
 """Arguments of `isthmus bench collectives`."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from isthmus.benchmarks.common.options import check_ranges, option, parse_bytes
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.plan.ranges import check_choice, check_names
+from isthmus.plan.strategies import ARMS
 
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
 BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant", "quant2")
@@ -69,3 +71,8 @@ class CollectivesConfig(HereConfig):
             counts.append(part * world_size)
             num_bytes *= self.factor
         return counts
+
+
+def options_of(backend: str) -> dict[str, Any]:
+    """The options of a backend on Isthmus."""
+    return {**(ARMS[backend].options or {}), "min_elements": "0"}

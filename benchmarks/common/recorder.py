@@ -74,9 +74,8 @@ class Audit:
 
     def __init__(self, node_group: dist.ProcessGroup, place: Place) -> None:
         self._node_group = node_group
-        self._sent_bytes = place.sent_bytes
-        self._synchronize = place.synchronize
-        self._sent_before = 0
+        self._place = place
+        self._sent_before: int | None = None
         self._barrier_bytes = 0
         empty = []
         for _ in range(_BARRIER_SAMPLES):
@@ -86,19 +85,17 @@ class Audit:
 
     def begin(self) -> None:
         """Wait until all ranks are here, and let no rank of the node go on before the counter is read."""
-        self._synchronize()
+        self._place.synchronize()
         dist.barrier()
-        if self._sent_bytes:
-            self._sent_before = self._sent_bytes()
+        self._sent_before = self._place.sent_bytes()
         dist.barrier(group=self._node_group)
 
     def end(self) -> int | None:
         """Wait until all ranks are through; returns the bytes since `begin` where they are counted."""
-        self._synchronize()
+        self._place.synchronize()
         dist.barrier()
-        if self._sent_bytes is None:
-            return None
-        return max(0, self._sent_bytes() - self._sent_before - self._barrier_bytes)
+        sent = self._place.sent_bytes(self._sent_before)
+        return None if sent is None else max(0, sent - self._barrier_bytes)
 
 
 @contextmanager

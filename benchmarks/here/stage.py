@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
 from isthmus.backends import backend_of
-from isthmus.benchmarks.common.stage import Event, Join, Place, Stage, ignore, plain_backend
+from isthmus.benchmarks.common.stage import Join, Place, Stage, plain_backend
 from isthmus.benchmarks.here.cluster import (
     Member,
     check_alike,
@@ -33,8 +33,8 @@ from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.simulate import gpus
 from isthmus.benchmarks.simulate.network import SIMULATED_RANGES
-from isthmus.benchmarks.simulate.ranks import RankFailure
-from isthmus.benchmarks.simulate.serve import Handler
+from isthmus.benchmarks.simulate.ranks import RankFailure, ignore
+from isthmus.benchmarks.simulate.serve import Emit
 from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
@@ -42,7 +42,7 @@ from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import machine_identity
 
 A = TypeVar("A", bound=HereConfig)
-MakeHandlers = Callable[[Join], dict[str, Handler]]
+MakeWorker = Callable[[Join], object]
 
 
 def tells() -> bool:
@@ -56,11 +56,11 @@ def open_stage(
 ) -> Iterator[tuple[A, Stage]]:
     """Yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device filled in.
 
-    command: the benchmark's, for messages. worker: the module of its ranks, with `handlers(join)`. log_dir: of
+    command: the benchmark's, for messages. worker: the module of its ranks, with a class `Worker(join)`. log_dir: of
     simulated nodes; `simulated_stage` says what is raised for them.
 
-    With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own handlers
-    answer what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
+    With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own worker does
+    what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
     all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other error is printed with
     the rank's name, and ends the process: groups in an unknown state must not be waited for.
     """
@@ -74,7 +74,7 @@ def open_stage(
     check_launched(os.environ, example)
     _join(arguments)
     try:
-        filled, stage = _set_up(arguments, worker.handlers)
+        filled, stage = _set_up(arguments, worker.Worker)
         found = filled.on_device()
     except ValueError:
         _leave()
@@ -131,7 +131,7 @@ def _end_process(error: BaseException) -> NoReturn:
     os._exit(1)
 
 
-def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
+def _set_up(arguments: A, make_worker: MakeWorker) -> tuple[A, Stage]:
     counter = find_counter()
     members: list[Member] = _gather(_introduce(arguments, counter is not None))
     rank = dist.get_rank()
@@ -142,8 +142,14 @@ def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
         torch.cuda.set_device(gpu_index(rank, members))
     nodes, ranks_per_node, source = _find_nodes(arguments, members)
     place = Place(device, counter if count_on(rank, members) else None)
+    worker = make_worker(lambda *_: place)
+
+    def request(name: str, silence_timeout_s: float, on_event: Emit = ignore, **arguments: Any) -> list[Any]:
+        """The process groups' own timeout ends a wait for a silent rank."""
+        return _gather(getattr(worker, name)(on_event, **arguments))
+
     stage = Stage(
-        world=_LaunchedWorld(make_handlers(lambda command: place)),
+        request=request,
         description=f"nodes by {source}, {device} over {plain_backend(device)}",
         counts_links=all(member.nics_count for member in members),
         shape=None,
@@ -181,21 +187,3 @@ def _gather(own: Any) -> list[Any]:
     everything: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everything, own)
     return everything
-
-
-@dataclass(frozen=True)
-class _LaunchedWorld:
-    """Every rank runs the benchmark itself: a request is carried out here, and the answers are exchanged."""
-
-    handlers: dict[str, Handler]
-
-    @property
-    def world_size(self) -> int:
-        return dist.get_world_size()
-
-    def request(
-        self, command: dict[str, Any], silence_timeout_s: float, on_event: Callable[[Event], None] = ignore
-    ) -> list[dict[str, Any]]:
-        """Collective. The process groups' own timeout ends a wait for a silent rank."""
-        rank = dist.get_rank()
-        return _gather(self.handlers[command["do"]](command, lambda event: on_event({"rank": rank, **event})))

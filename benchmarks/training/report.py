@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.benchmarks.common.isthmus_group import all_options
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, WHOLE_STEP
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.simulate.links import link_rate_text, parse_link_rate
@@ -56,7 +57,7 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
         "arguments": asdict(records.config),
-        "model": records.model,
+        "model": {"num_parameters": records.num_parameters},
         "network": records.network,
         "links": links,
         "headline_link": slowest,
@@ -72,12 +73,18 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     steps = records.steps[name]
     by_link = {link: _figures([step for step in steps if _counts(step, link)]) for link in links}
     audited = [step for step in steps if step["kind"] == "audited"]
-    check = check_arm(records.config, name, records.model["options"].get(name), steps)
-    arm = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
-    arm["options"] = records.model["options"].get(name)
-    arm["gpu_bytes"] = max(step["gpu_bytes"] for step in steps)
-    arm["check"] = check.to_json()
-    arm["link_bytes_source"] = "prediction" if check.link_bytes is None else "interface"
+    own_options = ARMS[name].options
+    options = None if own_options is None else all_options(own_options)
+    check = check_arm(records.config, name, options, steps)
+    arm = {
+        "description": ARMS[name].description,
+        **by_link[slowest],
+        "val_loss": records.val_loss[name],
+        "options": options,
+        "gpu_bytes": max(step["gpu_bytes"] for step in steps),
+        "check": check.to_json(),
+        "link_bytes_source": "prediction" if check.link_bytes is None else "interface",
+    }
     if check.link_bytes is not None:
         counted = {
             phase: fmean(step["audited_link_bytes"][phase] for step in audited) for phase in COMMUNICATION_PHASES
