@@ -14,9 +14,8 @@ import isthmus
 from isthmus.benchmarks.collectives.config import PLAIN, CollectivesConfig, options_of
 from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.recorder import Audit
-from isthmus.benchmarks.common.stage import Join
+from isthmus.benchmarks.common.stage import Join, join_simulated
 from isthmus.benchmarks.simulate.serve import Emit
-from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.plan.strategies import ARMS
 
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}

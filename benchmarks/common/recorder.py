@@ -121,7 +121,11 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
                 work.wait()  # the second half of a gather of weights crosses now, and not when FSDP2 waits
             seconds = time.perf_counter() - start_s
             sent = audit.end() if audit else None
-            recording.collectives.append(_describe(KIND_OF[name], args, kwargs, seconds, sent))
+            whole = max(_tensors(args, kwargs), key=Tensor.numel)
+            ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
+            recording.collectives.append(
+                Collective(KIND_OF[name], ranks, whole.numel(), whole.element_size(), seconds, sent)
+            )
             return work
 
         return issue
@@ -137,11 +141,3 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-
-
-def _describe(
-    kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, link_sent_bytes: int | None
-) -> Collective:
-    whole = max(_tensors(args, kwargs), key=lambda tensor: tensor.numel())
-    ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
-    return Collective(kind, ranks, whole.numel(), whole.element_size(), seconds, link_sent_bytes)

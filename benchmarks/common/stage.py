@@ -2,11 +2,17 @@
 and where one of them stands once it has joined the others.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from isthmus.benchmarks.simulate.network import interfaces_sent_bytes
+from isthmus.group.cuda import ask_for_connections
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,22 @@ class Place:
 #: Joins the world (device, seconds that a collective may take, whether links are counted), or says where the rank
 #: stands already.
 Join = Callable[[str, float, bool], Place]
+
+
+def join_simulated(device: str, timeout_s: float, counts_links: bool) -> Place:
+    """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread.
+
+    On the GPU of its index in the node, if the device is "cuda".
+    """
+    torch.set_num_threads(1)
+    if device == "cuda":
+        ask_for_connections()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # or DeviceMesh chooses anew, by the index alone
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    counts = counts_links and os.environ["LOCAL_RANK"] == "0"
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return Place(device, (lambda: interfaces_sent_bytes()[interface]) if counts else None)
 
 
 def sum_of_counts(counts: Iterable[int | None]) -> int | None:

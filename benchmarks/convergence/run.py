@@ -29,7 +29,7 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
 
     Raises RankFailure if a rank fails. No process outlives the call; finished runs are in the file.
     """
-    files = config.files or tuple(default_files())
+    files = [Path(name) for name in config.text] or default_files()
     text = text_digest(files)
     file = ResultsFile(output_dir / "convergence.jsonl")
     for setting in config.settings():

@@ -21,9 +21,9 @@ from isthmus.benchmarks.common.diloco import DiLoCo
 from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr_share, shard, whole
 from isthmus.benchmarks.common.isthmus_group import new_group, sent_bytes
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.common.stage import join_simulated
 from isthmus.benchmarks.convergence.results import Run
 from isthmus.benchmarks.simulate.serve import Emit
-from isthmus.benchmarks.simulate.stage import join_simulated
 
 _MAX_GRADIENT_NORM = 1.0
 _WARM_UP_SHARE = 0.05

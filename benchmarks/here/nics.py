@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from isthmus.benchmarks.simulate.links import interfaces_sent_bytes
+from isthmus.benchmarks.simulate.network import interfaces_sent_bytes
 
 _ARPHRD_INFINIBAND = "32"
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

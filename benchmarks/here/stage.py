@@ -5,7 +5,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,6 @@ from isthmus.benchmarks.common.stage import Join, Place, Stage, plain_backend
 from isthmus.benchmarks.here.cluster import (
     Member,
     check_alike,
-    check_launched,
     check_nodes,
     choose_device,
     count_on,
@@ -32,10 +31,9 @@ from isthmus.benchmarks.here.cluster import (
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.simulate import gpus
-from isthmus.benchmarks.simulate.network import SIMULATED_RANGES
-from isthmus.benchmarks.simulate.ranks import RankFailure, ignore
+from isthmus.benchmarks.simulate.network import SIMULATED_RANGES, open_network
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld, ignore
 from isthmus.benchmarks.simulate.serve import Emit
-from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
 from isthmus.group.nodes.launchers import rendezvous
@@ -57,7 +55,7 @@ def open_stage(
     """Yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device filled in.
 
     command: the benchmark's, for messages. worker: the module of its ranks, with a class `Worker(join)`. log_dir: of
-    simulated nodes; `simulated_stage` says what is raised for them.
+    simulated nodes: no process, namespace or daemon of them outlives the context.
 
     With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own worker does
     what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
@@ -66,12 +64,16 @@ def open_stage(
     """
     if not arguments.here:
         found = _on_gpus_or_cpu(arguments).on_device()
-        with simulated_stage(found.nodes, found.ranks_per_node, worker.__name__, log_dir, found.device) as stage:
-            yield found, stage
+        opened = gpus.open_gpus(found.nodes, found.ranks_per_node) if found.device == "cuda" else nullcontext()
+        with open_network(found.nodes) as network, opened as shared:
+            of_rank = shared.environment if shared else lambda rank: {}
+            with RankWorld(network, found.ranks_per_node, worker.__name__, log_dir, of_rank) as world:
+                description = f"{network.description}, {shared.description}" if shared else network.description
+                shape = network.shape if network.has_links else None
+                yield found, Stage(world.request, description, network.has_links, shape)
         return
     example = f"torchrun --nnodes 2 --nproc-per-node 8 ... -m isthmus bench {command} --here"
     os.environ.update(rendezvous(os.environ, "--here", example))
-    check_launched(os.environ, example)
     _join(arguments)
     try:
         filled, stage = _set_up(arguments, worker.Worker)
@@ -163,7 +165,6 @@ def _introduce(arguments: HereConfig, nics_count: bool) -> Member:
         arguments=asdict(arguments) | {"version of torch": torch.__version__},
         host=socket.gethostname(),
         machine=machine_identity(),
-        sees_gpu=torch.cuda.is_available(),
         no_gpu=gpu.missing,
         num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         nics_count=nics_count,

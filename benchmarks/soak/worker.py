@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import isthmus
 from isthmus.benchmarks.common.isthmus_group import new_group
+from isthmus.benchmarks.common.stage import join_simulated
 from isthmus.benchmarks.simulate.serve import Emit
-from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.benchmarks.soak.calls import MIN_ELEMENTS, OPTIONS, Call, Issued, Pair, WrongResult, calls_of_step
 
 

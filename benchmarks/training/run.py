@@ -15,7 +15,7 @@ from isthmus.benchmarks.common.isthmus_group import WEIGHT_PACKETS
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND, Collective
 from isthmus.benchmarks.common.stage import Stage, sum_of_counts
 from isthmus.benchmarks.here.stage import open_stage
-from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import parse_link_rate
 from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S
 from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig

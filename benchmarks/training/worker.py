@@ -20,9 +20,8 @@ from isthmus.benchmarks.common.fsdp import make_adamw, set_lr_share, shard
 from isthmus.benchmarks.common.isthmus_group import new_group, sent_bytes
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.recorder import Audit, record_collectives
-from isthmus.benchmarks.common.stage import Join, plain_backend
+from isthmus.benchmarks.common.stage import Join, join_simulated, plain_backend
 from isthmus.benchmarks.simulate.serve import Emit, SaysAll
-from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.plan.strategies import ARMS, Strategy
 

@@ -9,8 +9,7 @@ import time
 import psutil
 import pytest
 
-from isthmus.benchmarks.simulate.links import parse_link_rate
-from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network, parse_link_rate
 from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
 from support.limits import HANG_S, scaled
 from support.places import PYTHONPATH
@@ -87,7 +86,7 @@ def test_shape_limits_both_ends_of_every_link(rights, num_nodes):
     def qdiscs():
         shown = []
         for holder, interface in network._shaped_ends:
-            words = [*network._enter(holder), "tc", "qdisc", "show", "dev", interface]
+            words = [*network.command_prefix(holder), "tc", "qdisc", "show", "dev", interface]
             shown.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
         return shown
 
