@@ -70,20 +70,20 @@ def run_soak(config: SoakConfig, log_dir: Path, console: Console) -> SoakReport:
     """Run all steps. Raises RankFailure, naming the first wrong step, if a result is wrong."""
     samples: list[list[dict[str, int]]] = []
     counted: Counter[str] = Counter()
-    with open_network(config.nodes) as network:
+    with (
+        open_network(config.nodes) as network,
+        RankWorld(network, config.ranks_per_node, WORKER_MODULE, log_dir) as world,
+    ):
         console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}")
-        with RankWorld(network, config.ranks_per_node, WORKER_MODULE, log_dir) as world:
-            setup = world.request({"do": "setup", "timeout_s": config.timeout_s}, _SETUP_TIMEOUT_S)
-            smallest_group = min(answer["smallest_group"] for answer in setup)
-            begin_s = time.monotonic()
-            for first, last in _batches(config.steps):
-                command = {"do": "run", "first": first, "last": last, "seed": config.seed}
-                patience_s = config.timeout_s + (last - first) * _SLOWEST_STEP_S
-                answers = world.request(command | {"smallest_group": smallest_group}, patience_s)
-                counted.update(answers[0]["counted"])
-                samples.append([answer["process"] for answer in answers])
-                console.print(f"{last} steps, {time.monotonic() - begin_s:.0f} s", highlight=False)
-            return _report(counted, time.monotonic() - begin_s, samples)
+        smallest_group = min(world.request("setup", _SETUP_TIMEOUT_S, timeout_s=config.timeout_s))
+        begin_s = time.monotonic()
+        for first, last in _batches(config.steps):
+            steps = {"first": first, "last": last, "seed": config.seed, "smallest_group": smallest_group}
+            answers = world.request("run", config.timeout_s + (last - first) * _SLOWEST_STEP_S, **steps)
+            counted.update(answers[0]["counted"])
+            samples.append([answer["process"] for answer in answers])
+            console.print(f"{last} steps, {time.monotonic() - begin_s:.0f} s", highlight=False)
+    return _report(counted, time.monotonic() - begin_s, samples)
 
 
 def _batches(steps: int) -> list[tuple[int, int]]:

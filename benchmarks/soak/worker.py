@@ -1,48 +1,42 @@
 """One rank of the soak: makes the groups, then runs and verifies steps by command."""
 
-from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
-
-if __name__ == "__main__":
-    die_with_launcher()
-
 import os
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+import isthmus
+from isthmus.benchmarks.common.isthmus_group import new_group
+from isthmus.benchmarks.common.stage import join_simulated
+from isthmus.benchmarks.simulate.serve import Emit
 from isthmus.benchmarks.soak.calls import MIN_ELEMENTS, OPTIONS, Call, Issued, Pair, WrongResult, calls_of_step
 
 
 class Worker:
-    """The commands that a rank answers."""
+    """What a rank does on request."""
 
-    def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Join the world and make all groups."""
-        torch.set_num_threads(1)
-        timeout = timedelta(seconds=command["timeout_s"])
-        dist.init_process_group("gloo", timeout=timeout)
-        self._pairs = {name: self._make_pair(name, ranks, timeout) for name, ranks in _ranks_of_groups().items()}
-        self._smallest_group = min(pair.size for pair in self._pairs.values() if pair)
-        return {"smallest_group": self._smallest_group}
+    def setup(self, emit: Emit, timeout_s: float) -> int:
+        """Join the world and make all groups; returns the size of this rank's smallest one."""
+        join_simulated("cpu", timeout_s, counts_links=False)
+        timeout = timedelta(seconds=timeout_s)
+        self._pairs: dict[str, Pair] = {}
+        for name, ranks in _ranks_of_groups().items():
+            options = isthmus.Options(min_elements=MIN_ELEMENTS, log="error", **OPTIONS[name])  # type: ignore[arg-type]
+            group, gloo_group = new_group("isthmus", timeout, ranks, options), new_group("gloo", timeout, ranks)
+            if group is not None:
+                self._pairs[name] = Pair(group, gloo_group)
+        return min(pair.size for pair in self._pairs.values())
 
-    def _make_pair(self, name: str, ranks_of_groups: list[list[int]], timeout: timedelta) -> Pair | None:
-        options = {"min_elements": str(MIN_ELEMENTS), "log": "error", **OPTIONS[name]}
-        isthmus_group = IsthmusGroup(options, timeout, ranks_of_groups).group
-        gloo_group = new_group("gloo", timeout, ranks_of_groups)
-        return Pair(isthmus_group, gloo_group) if isthmus_group is not None else None
-
-    def run(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    def run(self, emit: Emit, first: int, last: int, seed: int, smallest_group: int) -> dict[str, Any]:
         """Run steps first ... last - 1. Raises WrongResult at the first that is wrong."""
         counted: Counter[str] = Counter()
-        for step in range(command["first"], command["last"]):
-            calls = calls_of_step(command["seed"], step, command["smallest_group"])
+        for step in range(first, last):
+            calls = calls_of_step(seed, step, smallest_group)
             try:
-                self._run_step(calls, command["seed"] + step)
+                self._run_step(calls, seed + step)
             except WrongResult as error:
                 raise WrongResult(f"step {step}: {error}") from None
             counted.update(call.kind for call in calls)
@@ -50,7 +44,7 @@ class Worker:
 
     def _run_step(self, calls: list[Call], seed: int) -> None:
         """All calls are issued before any is waited for, in groups that share ranks."""
-        issued = [Issued(call, pair, seed) for call in calls if (pair := self._pairs[call.group]) is not None]
+        issued = [Issued(call, self._pairs[call.group], seed) for call in calls if call.group in self._pairs]
         for call in issued:
             call.finish()
 
@@ -77,8 +71,3 @@ def _process_figures() -> dict[str, int]:
         "threads": int(status["Threads"]),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
-
-
-if __name__ == "__main__":
-    worker = Worker()
-    serve({"setup": worker.setup, "run": worker.run})

@@ -36,16 +36,12 @@ class _Parameter:
 
     def for_typer(self) -> inspect.Parameter:
         """The parameter of the function that typer calls. None in it: not given."""
-        kind: Any = Path if self.option.is_file else self.kind
-        if self.option.is_repeatable:
+        kind: Any = Path if self.option.is_file else str if self.option.parse else self.kind
+        if isinstance(self.default, tuple):
             kind = list[Path] if self.option.is_file else list[str]
-        elif isinstance(self.default, tuple):
-            kind = list[str]
-        elif self.option.parse:
-            kind = str
         settings: dict[str, Any] = {"help": self.option.help}
         default: Any = [_shown(self.default)] if isinstance(self.default, tuple) else self.default
-        if self.option.show_default or self.option.is_repeatable or self.option.on_gpu is not None:
+        if self.option.show_default or self.option.on_gpu is not None:
             defaults = [_shown(each) for each in (self.default, self.option.on_gpu) if each is not None]
             settings["show_default"] = self.option.show_default or "; on GPUs ".join(defaults)
             kind, default = kind | None, None
@@ -60,11 +56,11 @@ class _Parameter:
         if given in (None, []):
             return self.default
         parse = self.option.parse or (lambda text: text)
-        if self.option.is_repeatable:
-            return tuple(parse(str(item)) for item in given)
         if isinstance(self.default, tuple):
+            if self.option.is_file:
+                return tuple(map(str, given))
             return tuple(parse(item.strip()) for item in ",".join(given).split(","))
-        return parse(str(given) if self.option.is_file else given)
+        return str(given) if self.option.is_file else parse(given)
 
 
 def _shown(value: Any) -> str:

@@ -9,8 +9,7 @@ import time
 import psutil
 import pytest
 
-from isthmus.benchmarks.simulate.links import parse_link_rate
-from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network, parse_link_rate
 from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
 from support.limits import HANG_S, scaled
 from support.places import PYTHONPATH
@@ -87,7 +86,7 @@ def test_shape_limits_both_ends_of_every_link(rights, num_nodes):
     def qdiscs():
         shown = []
         for holder, interface in network._shaped_ends:
-            words = [*network._enter(holder), "tc", "qdisc", "show", "dev", interface]
+            words = [*network.command_prefix(holder), "tc", "qdisc", "show", "dev", interface]
             shown.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
         return shown
 
@@ -161,20 +160,19 @@ def world(tmp_path, monkeypatch):
     network = Network(2, "test")
     with RankWorld(network, 2, "python.benchmarks.rank_under_test", tmp_path) as world:
         pids = process_ids(world)
-        world.request({"do": "echo", "value": 0}, HANG_S)  # all have started
+        world.request("echo", HANG_S, value=0)  # all have started
         yield world
     wait_until_gone(pids)
 
 
 @pytest.mark.processes
-def test_ranks_answer_in_order_and_emit_events(world):
+def test_ranks_answer_in_order_and_the_first_emits_events(world):
     events = []
-    answers = world.request({"do": "echo", "value": 5}, HANG_S, events.append)
+    answers = world.request("echo", HANG_S, events.append, value=5)
     assert [answer["rank"] for answer in answers] == [0, 1, 2, 3]
     assert {answer["nodes"] for answer in answers} == {"2x2"}
-    assert sorted(event["rank"] for event in events) == [0, 1, 2, 3]
-    assert {event["saw"] for event in events} == {5}
-    assert world.request({"do": "echo", "value": 6}, HANG_S)[3]["value"] == 6
+    assert events == [{"saw": 5, "rank": 0}]
+    assert world.request("echo", HANG_S, value=6)[3]["value"] == 6
 
 
 @pytest.mark.processes
@@ -184,7 +182,7 @@ def test_ranks_answer_in_order_and_emit_events(world):
 )
 def test_the_rank_that_failed_first_is_named(world, how, reason):
     with pytest.raises(RankFailure) as failure:
-        world.request({"do": "fail", "rank": 2, "how": how}, HANG_S)
+        world.request("fail", HANG_S, rank=2, how=how)
     text = str(failure.value)
     assert text.startswith(f"rank 2 (node 1, local index 0) failed in 'fail': {reason}")
     assert "after it also rank 0, 1, 3" in text
@@ -194,7 +192,7 @@ def test_the_rank_that_failed_first_is_named(world, how, reason):
 @pytest.mark.processes
 def test_ranks_without_an_answer_are_named_beside_the_one_that_failed(world):
     with pytest.raises(RankFailure, match=r"(?s)rank 1 .*the cause.*no answer from rank 0, 2, 3"):
-        world.request({"do": "fail", "rank": 1, "how": "raise", "peers_wait": True}, HANG_S)
+        world.request("fail", HANG_S, rank=1, how="raise", peers_wait=True)
 
 
 @pytest.mark.processes
@@ -202,11 +200,11 @@ def test_silent_ranks_are_named(world):
     os.kill(process_ids(world)[3], signal.SIGSTOP)
     patience_s = scaled(4)  # the others answer within milliseconds
     with pytest.raises(RankFailure, match=rf"'echo': no word for {patience_s:.0f} s, no answer from rank 3$"):
-        world.request({"do": "echo", "value": 1}, patience_s)
+        world.request("echo", patience_s, value=1)
 
 
 @pytest.mark.processes
 def test_a_rank_that_died_between_commands_is_named(world):
     os.kill(process_ids(world)[1], signal.SIGKILL)
     with pytest.raises(RankFailure, match=r"rank 1 .*killed by SIGKILL"):
-        world.request({"do": "echo", "value": 1}, HANG_S)
+        world.request("echo", HANG_S, value=1)

@@ -130,8 +130,7 @@ def synthetic_records(seconds):
         steps[arm][2]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
         steps[arm][3]["seconds"] = 1e6  # not timed
     config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
-    model = {"num_parameters": 1, "options": {}}
-    return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
+    return TrainingRecords(config, "test", ["1gbit"], 1, steps, dict.fromkeys(seconds, 2.5))
 
 
 def test_disturbed_times_are_reported():

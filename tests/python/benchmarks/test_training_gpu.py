@@ -1,14 +1,14 @@
 """`isthmus bench training --device cuda` on simulated nodes, which share a fake GPU under a made-up MPS."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from isthmus.benchmarks.common.model import ByteGpt
-from isthmus.benchmarks.common.stage import Place, ignore
+from isthmus.benchmarks.common.stage import Place
+from isthmus.benchmarks.simulate.ranks import ignore
 from isthmus.benchmarks.training import run as training
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import TrainingConfig
@@ -70,13 +70,13 @@ def test_a_gpu_that_is_full_or_cannot_be_used_is_told_in_one_line(made_up, tmp_p
 def which_are_prepared(rank, world_size):
     ranks.init("gloo")
 
-    def join(command):
+    def join(*_):
         torch.cuda.set_device(0)
         return Place("cuda")
 
     worker = Worker(join)
     config = TrainingConfig(device="cuda", arms=("fsdp", "quant"), ranks_per_node=1, width=64, num_layers=1, context=16)
-    worker.setup({"config": asdict(config), "num_steps": 1}, ignore)
+    worker.setup(ignore, config, counts_links=False, num_steps=1)
     return [prepared_of(trainer._model) is not None for trainer in worker._trainers.values()]
 
 
