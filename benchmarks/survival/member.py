@@ -19,8 +19,8 @@ from isthmus.benchmarks.common.data import Text, default_files
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.torchft import Manager, ProcessGroupIsthmus
+from isthmus.torchft.group import ManagedWork
 from isthmus.torchft.manager import for_ddp
-from isthmus.torchft.work import ManagedWork
 
 SHAPE = ModelShape(width=128, num_layers=2, context=64)
 _NUM_SEQUENCES = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -126,30 +126,28 @@ def collectives_of(group: ParamGroup) -> tuple[Any, Any]:
 # Instead: a getter beside `set_reduce_scatter_max_input_buffers`, which also counts after a first pass
 
 
-def input_buffers(group: ParamGroup) -> int | None:
-    """Return how many units' gradients are packed or reduced at once; None before torch 2.13, which knows no limit."""
-    return getattr(group, "reduce_scatter_max_input_buffers", None)
+def set_input_buffers(groups: Collection[ParamGroup], number: int) -> None:
+    """Set how many units' gradients are packed or reduced at once, unless the model was told otherwise.
 
-
-def set_input_buffers(group: ParamGroup, number: int) -> None:
-    """Set `input_buffers` of a unit."""
-    group.modules[0].set_reduce_scatter_max_input_buffers(number, recurse=False)
-    # A model's first forward pass copies the largest number of its units to here.
-    group.comm_ctx.reduce_scatter_max_input_buffers = number
+    Torch before 2.13 has no such number.
+    """
+    limits = {getattr(group, "reduce_scatter_max_input_buffers", None) for group in groups}
+    in_symmetric_memory = any("SymmMem" in type(collectives_of(group)[1]).__name__ for group in groups)
+    if limits != {1} or in_symmetric_memory:  # 1 is torch's default; torch has one buffer of symmetric memory
+        return
+    for group in groups:
+        group.modules[0].set_reduce_scatter_max_input_buffers(number, recurse=False)
+        # A model's first forward pass copies the largest number of its units to here.
+        group.comm_ctx.reduce_scatter_max_input_buffers = number
 
 
 # --- Whether a unit is idle, and whether its gather was waited for ---
 # Instead: a field of such a unit
 
 
-def is_being_gathered(group: ParamGroup) -> bool:
-    """Return whether a unit's gather was begun, and not waited for."""
-    return group._all_gather_result is not None
-
-
 def is_in_a_pass(group: ParamGroup) -> bool:
     """Return whether a unit is being gathered, or is in a forward or backward pass."""
-    return is_being_gathered(group) or group._training_state.name != "IDLE"
+    return group._all_gather_result is not None or group._training_state.name != "IDLE"
 
 
 def is_in_forward(group: ParamGroup) -> bool:

@@ -7,10 +7,9 @@ import torch
 from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of
 from isthmus.torch_private.models import flat_parameter_of, modules_of, root_of
 from isthmus.units.copies import why_fsdp1_is_exact
-from isthmus.units.identify import Tag, tag_of
-from isthmus.units.owners import number_of
+from isthmus.units.models import number_of
 from isthmus.units.prepare import prepare_itself
-from isthmus.units.prepared import units_of_groups, weights_name
+from isthmus.units.prepared import Tag, tag_of, units_of_groups, weights_name
 
 
 def pass_begins() -> None:
@@ -39,8 +38,8 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.T
             module = modules_of(reducer)[0]
             prepare_itself(root_of(module) or module)
         return tag_of(reducer, parameters), None
-    flat = flat_parameter_of(parameters)
-    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(parameters), None), flat
+    tag = ("", 0, why_fsdp1_is_exact(parameters, reducer), number_of(parameters), None)
+    return tag, flat_parameter_of(parameters)
 
 
 def weights_caller() -> tuple[int, str]:

@@ -46,7 +46,9 @@ class Layout:
     @cached_property
     def section_elements(self) -> tuple[int, ...]:
         """Return how many elements of a row belong to each parameter, padding included."""
-        return tuple(self._chunk_length(p) * _inner(p, p.dim + 1) * _outer(p) for p in self.parameters)
+        return tuple(
+            self._chunk_length(p) * math.prod(p.shape[: p.dim] + p.shape[p.dim + 1 :]) for p in self.parameters
+        )
 
     @cached_property
     def row_elements(self) -> int:
@@ -91,14 +93,6 @@ class Layout:
         return -(-length // self.num_rows)
 
 
-def _inner(parameter: Parameter, dim: int) -> int:
-    return math.prod(parameter.shape[dim:])
-
-
-def _outer(parameter: Parameter) -> int:
-    return math.prod(parameter.shape[: parameter.dim])
-
-
 def clean_name(name: str) -> str:
     """Return the name of a module or parameter without the parts that torch's wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -115,18 +109,15 @@ def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layou
     return Layout(layout.parameters, tail=-layout.row_elements % multiple_of)
 
 
-def mesh_part(mesh: Any) -> str:
-    """Return where `mesh` lies in its root mesh: "tp=1/2" for the dimensions along which its ranks do not vary.
+def fixed_coordinates(mesh: Any) -> dict[int, int]:
+    """Return where `mesh` lies in its root mesh: a coordinate in each dimension along which its ranks do not vary."""
+    places = torch.isin(root_mesh(mesh).mesh, mesh.mesh).nonzero()
+    return {dim: int(at[0]) for dim, at in enumerate(places.T) if len(at.unique()) == 1}
 
-    "" if there is no larger mesh.
-    """
+
+def mesh_part(mesh: Any) -> str:
+    """Return where `mesh` lies in its root mesh as text, "tp=1/2"; "" if there is no larger mesh."""
     root = root_mesh(mesh)
-    own = torch.isin(root.mesh, mesh.mesh.flatten())
-    positions = own.nonzero()
-    parts = []
-    for dim, size in enumerate(root.mesh.shape):
-        coordinates = set(positions[:, dim].tolist())
-        if size > 1 and len(coordinates) == 1:
-            name = root.mesh_dim_names[dim] if root.mesh_dim_names else str(dim)
-            parts.append(f"{name}={coordinates.pop()}/{size}")
-    return ",".join(parts)
+    names = root.mesh_dim_names or range(root.ndim)
+    fixed = ((dim, root.size(dim), at) for dim, at in fixed_coordinates(mesh).items())
+    return ",".join(f"{names[dim]}={at}/{size}" for dim, size, at in fixed if size > 1)

@@ -16,7 +16,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.work import _DummyWork
 
 from isthmus.torchft import Manager
-from isthmus.torchft.gradients import gradient_of
+from isthmus.torchft.manager import gradient_of
 
 
 def recording_manager() -> tuple[Any, list[str | None]]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.torchft.residuals import Place, moved
+from isthmus.torchft.quorum import Place, moved
 
 SCALE = 0.5  # a power of two: products have no rounding
 

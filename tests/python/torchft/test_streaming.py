@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 from torchft.local_sgd import DiLoCo
 
 from isthmus.torchft import ProcessGroupIsthmus
-from isthmus.torchft.gradients import gradient_of
+from isthmus.torchft.manager import gradient_of
 from python.torchft.members import at_once, members
 
 SYNC_EVERY, NUM_ROUNDS = 6, 6  # of two fragments

@@ -14,7 +14,7 @@ import torchft
 from torch import nn
 
 from isthmus.torchft import ProcessGroupIsthmus
-from isthmus.torchft.gradients import gradient_of
+from isthmus.torchft.manager import gradient_of
 from support.limits import scaled
 
 OPTIONS = {"bits": 4, "error_feedback": "on", "min_elements": 0}

@@ -173,12 +173,12 @@ def test_a_separate_group_of_reductions(hybrid: dist.DeviceMesh) -> None:
 
 def test_input_buffers(hybrid: dist.DeviceMesh) -> None:
     model, unit, _ = sharded(hybrid)
-    has_limit = hasattr(model, "set_reduce_scatter_max_input_buffers")
-    assert models.input_buffers(unit) == (1 if has_limit else None)
-    if has_limit:
-        model.step()
-        models.set_input_buffers(unit, 2)
-        assert models.input_buffers(unit) == unit.comm_ctx.reduce_scatter_max_input_buffers == 2
+    model.step()
+    models.set_input_buffers([unit], 2)
+    if hasattr(model, "set_reduce_scatter_max_input_buffers"):
+        assert unit.reduce_scatter_max_input_buffers == unit.comm_ctx.reduce_scatter_max_input_buffers == 2
+        models.set_input_buffers([unit], 3)
+        assert unit.reduce_scatter_max_input_buffers == 2  # the model was told so
 
 
 def test_where_a_pass_is(hybrid: dist.DeviceMesh) -> None:
@@ -186,9 +186,9 @@ def test_where_a_pass_is(hybrid: dist.DeviceMesh) -> None:
     seen = []
 
     def look(*_: Any) -> None:
-        before = [models.is_being_gathered(each) for each in units]
+        before = [each._all_gather_result is not None for each in units]
         models.gather_ahead(units[1])
-        after = [models.is_being_gathered(each) for each in units]
+        after = [each._all_gather_result is not None for each in units]
         seen.append((models.is_in_forward(unit), models.is_in_a_pass(unit), before, after))
 
     model.layers[0].register_forward_pre_hook(look)
