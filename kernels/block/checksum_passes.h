@@ -4,6 +4,7 @@
 
 #include "kernels/block/device.h"
 #include "kernels/block/hashes.h"
+#include "kernels/block/job.h"
 #include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -124,11 +125,19 @@ ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int6
   return group.sum(sum);
 }
 
+// Up to this many packets have their checksums taken while they are decoded: then all groups that could be resident
+// have room for the sums. The bytes of more packets are read once more.
+inline constexpr int64_t kPacketsSummed = 32;
+inline bool takes_checksums(const DecodeJobBase& job) { return job.num_packets <= kPacketsSummed; }
+
 // This thread's part of each packet's checksum. It is in the group's shared memory, because registers are scarce.
 class SumsOfPackets {
  public:
   static constexpr int64_t bytes(int64_t threads, int64_t num_packets) {
     return static_cast<int64_t>(sizeof(uint64_t)) * threads * num_packets;
+  }
+  static int64_t bytes(int64_t threads, const DecodeJobBase& job) {
+    return takes_checksums(job) ? bytes(threads, job.num_packets) : 0;
   }
 
   template <typename Group>

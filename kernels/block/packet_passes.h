@@ -3,27 +3,10 @@
 
 #include "kernels/block/checksum_passes.h"
 #include "kernels/block/device.h"
-#include "kernels/block/float_types.h"
 #include "kernels/block/job.h"
 #include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-// Calls visit(T{}) with the C++ type of a piece that float32 codecs take.
-template <typename Visit>
-void with_piece_type(DataType dtype, Visit visit) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return visit(float{});
-    case DataType::kBFloat16:
-      return visit(BFloat16{});
-    case DataType::kFloat16:
-      return visit(Float16{});
-    case DataType::kFloat64:
-    case DataType::kByte:
-      return;  // refused when the job was made
-  }
-}
 
 ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext* context) {
   if (context != nullptr) {

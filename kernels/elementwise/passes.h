@@ -49,7 +49,7 @@ struct MapValues {
 };
 
 template <typename Out>
-struct Convert {
+struct Converted {
   static constexpr bool kReadsOut = false;
   template <typename In>
   ISTHMUS_DEVICE Out operator()(In value, Out) const {
@@ -57,7 +57,7 @@ struct Convert {
   }
 };
 template <typename Out>
-struct Scale {
+struct Scaled {
   static constexpr bool kReadsOut = false;
   double factor;
   template <typename In>
@@ -66,12 +66,12 @@ struct Scale {
   }
 };
 // A product too large for float32 becomes the largest float32.
-struct Multiply {
+struct Multiplied {
   static constexpr bool kReadsOut = false;
   double factor;
   ISTHMUS_DEVICE float operator()(float value, float) const { return limited_to_float32(value * factor); }
 };
-struct Add {
+struct Added {
   static constexpr bool kReadsOut = true;
   ISTHMUS_DEVICE float operator()(float value, float sum) const { return sum + value; }
 };

@@ -45,7 +45,7 @@ void map_values(Executor& executor, ConstBuffer in, Buffer out, const Map& map) 
 template <typename Executor>
 void convert(Executor& executor, ConstBuffer in, Buffer out) {
   with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype, [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Convert<Out>{}); });
+    with_floating_type(out.dtype, [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Converted<Out>{}); });
   });
 }
 
@@ -53,20 +53,20 @@ template <typename Executor>
 void convert_scaled(Executor& executor, ConstBuffer in, double scale, Buffer out) {
   with_floating_type(in.dtype, [&]<typename In>(In) {
     with_floating_type(out.dtype,
-                       [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Scale<Out>{scale}); });
+                       [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Scaled<Out>{scale}); });
   });
 }
 
 // Both float32.
 template <typename Executor>
 void add(Executor& executor, ConstBuffer values, Buffer sums) {
-  map_values<float, float>(executor, values, sums, Add{});
+  map_values<float, float>(executor, values, sums, Added{});
 }
 
 // values: float32.
 template <typename Executor>
 void multiply(Executor& executor, Buffer values, double factor) {
-  map_values<float, float>(executor, values, values, Multiply{factor});
+  map_values<float, float>(executor, values, values, Multiplied{factor});
 }
 
 template <typename Executor>

@@ -7,10 +7,6 @@
 
 namespace isthmus::kernels {
 
-// Up to this many packets have their checksums taken while they are decoded. The bytes of more packets are read once
-// more.
-inline constexpr int64_t kNonePacketsSummed = 32;
-
 // The piece has the wire type or the type that accumulates it. The packet is 8-byte aligned. There is no residual, and
 // nothing is counted.
 struct NoneEncodeJob : EncodeJobBase {

@@ -26,6 +26,10 @@ int64_t whole_words(int64_t num_elements, bool aligned) {
   return aligned ? num_elements / WordsOf<Wire, 1>::kValues : 0;
 }
 
+// What accumulates a wire type.
+template <typename Wire>
+using SumOf = std::conditional_t<std::is_same_v<Wire, double>, double, float>;
+
 // Only sums of float16 could overflow.
 template <typename Wire>
 inline constexpr bool kMayDivide = std::is_same_v<Wire, Float16>;
@@ -97,17 +101,12 @@ struct EncodeValues {
   }
 };
 
-inline bool takes_checksums(const NoneDecodeJob& job) { return job.num_packets <= kNonePacketsSummed; }
-
 // Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes their
 // checksums. After a fault it does nothing.
-template <typename Wire, typename Sum, typename Own, typename Out>
+template <typename Wire, typename Own, typename Out>
 struct DecodeValues {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kNonePacketsSummed);
-  static int64_t shared_bytes(const NoneDecodeJob& job) {
-    return takes_checksums(job) ? SumsOfPackets::bytes(kThreads, job.num_packets) : 0;
-  }
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kPacketsSummed);
 
   NoneDecodeJob job;
   int64_t num_whole_words;
@@ -144,6 +143,7 @@ struct DecodeValues {
   }
 
  private:
+  using Sum = SumOf<Wire>;
   static constexpr int kPairValues = WordsOf<Wire, 2>::kValues;
   static constexpr int kRowsAtOnce = 128 / (kPairValues * static_cast<int>(sizeof(Sum)));  // 32 registers of sums
 

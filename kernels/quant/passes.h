@@ -199,17 +199,12 @@ struct QuantizeBlocks {
   }
 };
 
-inline bool takes_checksums(const QuantDecodeJob& job) { return job.num_packets <= kQuantPacketsSummed; }
-
 // Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes the
 // codes' part of their checksums. After a fault it does nothing.
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
   static constexpr int kResidentGroups = 4;  // the sums of a block take 32 registers
-  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kQuantPacketsSummed);
-  static int64_t shared_bytes(const QuantDecodeJob& job) {
-    return takes_checksums(job) ? SumsOfPackets::bytes(kThreads, job.num_packets) : 0;
-  }
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kPacketsSummed);
 
   QuantDecodeJob job;
   bool with_checksums = takes_checksums(job);
@@ -299,7 +294,7 @@ struct DequantizeBlocks {
   ISTHMUS_DEVICE void decode_tails(Group& group) const {
     const int64_t first = job.shape.num_elements - job.shape.tail_elements;
     for_each_of_group(group, job.shape.tail_elements, [&](int64_t i) {
-      float sum = job.own.data != nullptr ? load_value(job.own, first + i) : 0;
+      float sum = load_values<1>(job.own, first + i).value[0];
       for (int64_t p = 0; p < job.num_packets; ++p) {
         const int64_t packet = job.place_of(p);
         const auto* tail = reinterpret_cast<const float*>(job.packets + packet * job.packet_bytes + job.layout.tail);
@@ -310,7 +305,7 @@ struct DequantizeBlocks {
         }
       }
       if (!job.to_places) {
-        store_scaled(sum, job.scale, job.out, first + i);
+        store_scaled_values<1>({sum}, job.scale, job.out, first + i);
       }
     });
   }

@@ -20,7 +20,7 @@ inline int64_t groups_for_blocks(int64_t num_blocks) {
 template <typename Executor>
 void run_passes(Executor& executor, const QuantEncodeJob& job) {
   const int64_t groups = groups_for_blocks(job.shape.num_blocks);
-  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
+  with_value_type(job.piece.dtype, [&]<typename Piece>(Piece) {
     if (job.residual == nullptr) {
       run_for_pieces(executor, QuantizeBlocks<Piece, false>{job}, groups);
     } else {
@@ -37,7 +37,7 @@ void run_passes(Executor& executor, const QuantDecodeJob& job) {
     return;
   }
   const int64_t groups = groups_for_blocks(job.shape.num_blocks * (job.to_places ? job.num_packets : 1));
-  executor.run(DequantizeBlocks{job}, groups, DequantizeBlocks::shared_bytes(job));
+  executor.run(DequantizeBlocks{job}, groups, SumsOfPackets::bytes(kQuantThreads, job));
   const SummedBytes summed = takes_checksums(job) ? summed_codes(job.layout) : SummedBytes{};
   executor.run(Verify{job, summed}, checksum_groups(job.packet_bytes, summed));
 }

@@ -79,8 +79,7 @@ struct Int8Cells {
   }
 };
 
-// A cell that combines bit patterns of values by XOR: exact in any order, and values cannot
-// disturb each other.
+// A cell that combines bit patterns of values by XOR: exact in any order, and values cannot disturb each other.
 template <typename Pattern>
 struct XorCell {
   using Type = Pattern;

@@ -68,7 +68,7 @@ struct InsertSums {
           [&](int64_t w) { return marks_of(number, keys, w); },
           [&](const KeyInCell& key) {
             const float value =
-                is_flagged(flags(), key.block) ? float_of(kNanBits) : residual[key.block * columns + key.column];
+                is_flagged(job.flags(), key.block) ? float_of(kNanBits) : residual[key.block * columns + key.column];
             SumCell::insert(cells[key.row * columns + key.column], value, key.is_negative);
           });
       group.sync();
@@ -82,11 +82,10 @@ struct InsertSums {
  private:
   template <typename Group>
   ISTHMUS_DEVICE void write_index(Group& group) const {
-    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
     uint64_t kept = 0;
     for_each_of_all(group, 2 * job.shape.index_words(), [&](int64_t w) {
-      const uint32_t marks = index[w];
-      kept += is_flagged(flags(), block_of_word(job.shape, w)) ? 0 : count_bits(marks);
+      const uint32_t marks = job.index()[w];
+      kept += is_flagged(job.flags(), block_of_word(job.shape, w)) ? 0 : count_bits(marks);
       job.wire_index[w] = marks;
     });
     kept = group.sum(kept);
@@ -95,14 +94,10 @@ struct InsertSums {
     }
   }
 
-  ISTHMUS_DEVICE const uint64_t* flags() const {
-    return reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-  }
-
   // The chosen elements of four blocks, and the marked ones of those that are flagged.
   ISTHMUS_DEVICE uint32_t marks_of(int64_t number, const uint32_t* keys, int64_t w) const {
     const bool exists = 4 * w < job.shape.num_blocks;
-    const uint64_t flagged = exists ? flags()[w / 16] >> (4 * (w % 16)) & 0xf : 0;
+    const uint64_t flagged = exists ? job.flags()[w / 16] >> (4 * (w % 16)) & 0xf : 0;
     uint32_t marks = keys[w];
     for_each_bit(flagged, 0, [&](int64_t b) {
       const int64_t byte = (4 * w + b) * num_slabs(job.shape) + number;

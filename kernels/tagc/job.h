@@ -95,6 +95,10 @@ struct TagcEncodeJob : EncodeJobBase {
   uint32_t* rows;        // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;
 
+  // The packet's.
+  ISTHMUS_DEVICE uint64_t* flags() const { return reinterpret_cast<uint64_t*>(packet + layout.flags); }
+  ISTHMUS_DEVICE uint32_t* index() const { return reinterpret_cast<uint32_t*>(packet + layout.index); }
+
   ISTHMUS_DEVICE void go_to(int64_t i) {
     EncodeJobBase::go_to(i);
     move(state, i);

@@ -59,18 +59,16 @@ struct HoldBack {
       // The index's bytes of this slab, one block after another.
       uint8_t* index = job.packet + job.layout.index + number;
       const int64_t stride = num_slabs(job.shape);
-      slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
+      const auto leave_out = [&](int64_t block, uint32_t keys, const uint32_t*) {
         index[block * stride] &= static_cast<uint8_t>(~keys);
         return keys;
-      });
+      };
+      slab.change_keys(group, leave_out);
       admit(group, slab, index, candidates);
       slab.change_keys(group,
                        [&](int64_t block, uint32_t keys, const uint32_t*) { return keys & index[block * stride]; });
       peel_slab(group, slab, job.max_rounds - job.state->rounds, [](auto...) {});
-      slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
-        index[block * stride] &= static_cast<uint8_t>(~keys);
-        return keys;
-      });
+      slab.change_keys(group, leave_out);
       group.sync();
     });
   }

@@ -35,12 +35,11 @@ struct CountDigit {
       return;
     }
     auto& shared = group.template shared<Shared>();
-    const Sectors sectors = sectors_of_residual(job);
     clear(group, shared.counts, kMaxDigitValues);
     group.sync();
     for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
       uint32_t not_zero = 0;
-      for_each_marked_byte(sectors, word, marks_all ? ~0U : marks, [&](int byte, uint32_t of_byte, const Eight& eight) {
+      for_each_marked_byte(job, word, marks_all ? ~0U : marks, [&](int byte, uint32_t of_byte, const Eight& eight) {
         ISTHMUS_UNROLL
         for (int i = 0; i < 8; ++i) {
           const uint32_t bits = magnitude(eight.value[i]);
@@ -51,7 +50,7 @@ struct CountDigit {
         }
       });
       if (marks_all) {
-        reinterpret_cast<uint32_t*>(job.packet + job.layout.index)[word] = not_zero;
+        job.index()[word] = not_zero;
       }
     });
     group.sync();
@@ -102,7 +101,7 @@ struct CountTies {
  private:
   ISTHMUS_DEVICE uint32_t count_ties(int64_t word, uint32_t marks, uint32_t bits) const {
     uint32_t ties = 0;
-    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+    for_each_marked_byte(job, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
       ties += count_bits(mark_equal(eight, bits) & marks_of_byte);
     });
     return ties;
@@ -117,9 +116,8 @@ struct CountTies {
         group, blocks, threshold.wanted, [&](uint32_t i) { return job.tie_counts[blocks - 1 - i]; }, shared.choice);
     const auto words = static_cast<uint32_t>(job.shape.block_elements / 32);
     const int64_t first_word = int64_t{blocks - 1 - in_blocks.digit} * words;
-    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
     for_each_of_group(group, words, [&](int64_t w) {
-      shared.ties_of_word[w] = count_ties(first_word + w, index[first_word + w], threshold.prefix);
+      shared.ties_of_word[w] = count_ties(first_word + w, job.index()[first_word + w], threshold.prefix);
     });
     group.sync();
     const DigitChoice in_words = choose_digit(
@@ -138,13 +136,12 @@ struct ApplyThreshold {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    uint32_t* index = job.index();
     const PartialThreshold threshold = job.state->threshold;
     uint64_t chosen = 0;
     for_each_by_group(group, num_tiles(job.shape), [&](int64_t tile) {
       SpreadTile::run(group, job.shape, tile, job.slabs.keys, [&](int64_t word) -> uint32_t {
-        if (is_flagged(flags, block_of_word(job.shape, word))) {
+        if (is_flagged(job.flags(), block_of_word(job.shape, word))) {
           return 0;
         }
         const uint32_t marks = index[word];
@@ -166,7 +163,7 @@ struct ApplyThreshold {
   ISTHMUS_DEVICE uint32_t keep(int64_t word, uint32_t marks, uint32_t threshold_bits) const {
     uint32_t above = 0;
     uint32_t equal = 0;
-    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int byte, uint32_t, const Eight& eight) {
+    for_each_marked_byte(job, word, marks, [&](int byte, uint32_t, const Eight& eight) {
       for (int i = 0; i < 8; ++i) {
         above |= (magnitude(eight.value[i]) > threshold_bits ? 1U : 0U) << (8 * byte + i);
       }

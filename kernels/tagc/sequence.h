@@ -27,7 +27,7 @@ void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
 template <typename Executor>
 void select_elements(Executor& executor, const TagcEncodeJob& job) {
   const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
-  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
+  with_value_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
   for (int digit = 0; digit < kNumDigits; ++digit) {
     run_for_pieces(executor, CountDigit{job, digit}, word_groups);
   }

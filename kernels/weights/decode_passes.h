@@ -135,7 +135,8 @@ struct VerifyWeights {
 
 // Threads of all groups copy whole elements, 16 bytes at a time where both ends are aligned.
 template <typename Element, typename Group>
-ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8_t* to, int64_t bytes, bool aligned) {
+ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8_t* to, int64_t bytes) {
+  const bool aligned = is_aligned(from, sizeof(WordPair)) && is_aligned(to, sizeof(WordPair));
   const int64_t whole = aligned ? bytes / static_cast<int64_t>(sizeof(WordPair)) : 0;
   for_each_of_all(group, whole,
                   [&](int64_t i) { reinterpret_cast<WordPair*>(to)[i] = reinterpret_cast<const WordPair*>(from)[i]; });
@@ -156,7 +157,6 @@ struct DecodeWeights {
   WeightDecodeJob job;
   WeightShape shape;
   WeightEncodeTable table;
-  bool is_aligned;  // the shard and its place, at multiples of 16
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -202,7 +202,7 @@ struct DecodeWeights {
     }
     const auto* from = static_cast<const uint8_t*>(job.shard.data);
     uint8_t* to = place_of(job.node, 0);
-    copy_elements<Bits>(group, from, to, shape.bytes(), is_aligned);
+    copy_elements<Bits>(group, from, to, shape.bytes());
   }
 
   // All bits are set: a NaN of every floating type. for_each(count, visit) spreads elements over threads.

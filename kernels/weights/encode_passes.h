@@ -14,7 +14,6 @@ template <typename Format>
 struct CompareWeights {
   WeightEncodeJob job;
   WeightShape shape;
-  bool is_aligned;  // before and shard, at multiples of 16
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -36,7 +35,7 @@ struct CompareWeights {
   ISTHMUS_DEVICE bool differ(const Group& group, int64_t begin, int64_t bytes) const {
     const uint8_t* before = static_cast<const uint8_t*>(job.before.data) + begin;
     const uint8_t* now = static_cast<const uint8_t*>(job.shard.data) + begin;
-    if (is_aligned) {
+    if (is_aligned(before, sizeof(WordPair)) && is_aligned(now, sizeof(WordPair))) {
       const int64_t whole = bytes / static_cast<int64_t>(sizeof(WordPair)) * static_cast<int64_t>(sizeof(WordPair));
       return differ_as<WordPair>(group, before, now, whole) |
              differ_as<typename Format::Bits>(group, before + whole, now + whole, bytes - whole);

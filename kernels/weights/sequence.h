@@ -22,13 +22,12 @@ void run_passes(Executor& executor, const WeightEncodeJob& job) {
     return;
   }
   const WeightShape shape = weight_shape(job.shard);
-  const bool aligned = is_aligned(job.before.data, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
   if (job.replica.data != nullptr) {
     const int64_t num_words = job.replica.bytes() / kChecksumWordBytes;
     executor.run(ChecksumReplica{job, num_words}, checksum_groups_of_words(num_words));
   }
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
-    executor.run(CompareWeights<Format>{job, shape, aligned}, at_least_one(shape.num_blocks()));
+    executor.run(CompareWeights<Format>{job, shape}, at_least_one(shape.num_blocks()));
     executor.run(CodeWeights<Format>{job, shape, weight_encode_table()},
                  kIsCoded<Format> ? groups_for_weight_blocks(shape.num_blocks()) : 1);
     executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()));
@@ -39,12 +38,10 @@ void run_passes(Executor& executor, const WeightEncodeJob& job) {
 template <typename Executor>
 void run_passes(Executor& executor, const WeightDecodeJob& job) {
   const WeightShape shape = weight_shape(job.shard);
-  const auto* place = static_cast<const uint8_t*>(job.replica.data) + job.node * shape.bytes();
-  const bool aligned = is_aligned(place, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
   executor.run(BeginDecodingWeights{job}, 1);
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
     executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.row_bytes / kChecksumWordBytes));
-    executor.run(DecodeWeights<Format>{job, shape, weight_encode_table(), aligned},
+    executor.run(DecodeWeights<Format>{job, shape, weight_encode_table()},
                  kIsCoded<Format> ? groups_for_weight_blocks(job.num_nodes * shape.num_blocks())
                                   : at_least_one(job.num_nodes * shape.num_blocks()));
   });

@@ -1,4 +1,4 @@
-// The laws, and the form in which encoder and decoder look them up.
+// The laws, in the form in which encoder and decoder look them up.
 #pragma once
 
 #include <array>

@@ -43,6 +43,9 @@ ConstBuffer widened(ConstBuffer piece);
 void carve_shared(Carver& carver, kernels::EncodeJobBase& job);
 void carve_shared(Carver& carver, kernels::DecodeJobBase& job);
 
+// "its padding is not zero": what an error says of a corrupt packet.
+const char* text_of(kernels::FaultKind kind);
+
 kernels::HeaderWords header_words(const PacketHeader& header);
 
 // Throws the PacketError that the CPU would have thrown, if `fault` reports one. `fault` is a copy in host memory.

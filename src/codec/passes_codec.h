@@ -18,17 +18,14 @@ namespace isthmus {
 
 // Maker has
 //
-//   static constexpr const char* kName
-//   static constexpr int64_t kAlignment                             of packets and scratch memory, in bytes
-//   static constexpr bool kIsExact                                  all elements are kept, and unit and step may stand
-//                                                                   in headers alone
-//   int64_t packet_bytes(int64_t num_elements) const
-//   bool keeps_residual() const
-//   EncodeJob plan_encode(int64_t num_elements, PacketContext) const      all that follows from these, except for
-//   memory; DecodeJob plan_decode(int64_t num_elements, PacketContext) const      at least header and packet_bytes void
-//   check_piece(piece, residual, packet) const                 throw Error for wrong types and sizes, which void
-//   check_sum(ConstBuffer out, bool is_shard) const            are as on the CPU static void carve(Carver&, EncodeJob&)
-//   the codec's own scratch memory static void carve(Carver&, DecodeJob&)
+//   kName, kAlignment   the codec's name; of packets and scratch memory, in bytes
+//   kIsExact            all elements are kept, and unit and step may stand in headers alone
+//   packet_bytes(num_elements), keeps_residual()
+//   plan_encode(num_elements, context), plan_decode(num_elements, context)
+//                       jobs with all that follows from these, except for memory: at least header and packet_bytes
+//   check_piece(piece, residual, packet), check_sum(out, is_shard)
+//                       throw Error for wrong types and sizes
+//   carve(carver, job)  takes the codec's own scratch memory, for either job
 template <typename Maker>
 class PassesCodec final : public Codec {
  public:

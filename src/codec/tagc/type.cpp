@@ -8,8 +8,6 @@
 namespace isthmus {
 namespace {
 
-using kernels::FaultKind;
-
 std::vector<CodecOption> tagc_options() {
   const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
@@ -25,23 +23,6 @@ std::vector<CodecOption> tagc_options() {
   };
 }
 
-const char* fault_text(uint32_t kind) {
-  switch (static_cast<FaultKind>(kind)) {
-    case FaultKind::kFlags:
-      return "a block past the last is flagged";
-    case FaultKind::kIndex:
-      return "an element past the last is marked";
-    case FaultKind::kEmptyBlock:
-      return "a flagged block marks no element";
-    case FaultKind::kDoesNotPeel:
-      return "its index does not peel";
-    case FaultKind::kCellsLeft:
-      return "its sketch holds more than the index says";
-    default:
-      return nullptr;
-  }
-}
-
 }  // namespace
 
 const CodecType& tagc_type() {
@@ -53,8 +34,7 @@ const CodecType& tagc_type() {
           -> std::unique_ptr<HostCodec> { return std::make_unique<TagcCodec>(options); },
       .make_on_device = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/, Device& device)
           -> std::unique_ptr<Codec> { return make_passes_codec(TagcMaker(options), device); },
-      .header_parts = {{"cell type", 24, 8}},
-      .fault_text = fault_text};
+      .header_parts = {{"cell type", 24, 8}}};
   return type;
 }
 
