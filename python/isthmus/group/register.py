@@ -108,7 +108,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
 
 def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
-    intra = inter = flat = cuda = None
+    intra = inter = flat = None
     world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
     if has_two_tiers(node_of_rank):
         node, rail = tiers_of(group.rank, node_of_rank)
@@ -116,12 +116,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         inter = _inter_tier(group, options, rail)
         if options.is_flat:
             flat = gloo_tier(group, "flat", list(range(group.size)))
-    core = native.load()
-    if not no_cuda:
-        cuda = core.CudaParts(
-            world=_borrowed_world(group, "cuda") or _nccl(group), store=PrefixStore("tiers", group.store)
-        )
-    backend: _C.Backend = core.Backend(
+    backend: _C.Backend = native.load().Backend(
         # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
         store=PrefixStore("faults", group.store) if group.node is None else None,
         rank=group.rank,
@@ -133,7 +128,8 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         intra=intra,
         inter=inter,
         flat=flat,
-        cuda=cuda,
+        cuda_world=None if no_cuda else _borrowed_world(group, "cuda") or _nccl(group),
+        cuda_store=PrefixStore("tiers", group.store),
         no_cuda=no_cuda,
         covers_job=group.size == group.world_size and not group.beyond_job,
         beyond_job=group.beyond_job,
