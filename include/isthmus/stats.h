@@ -55,6 +55,7 @@ struct UnitStats {
   std::string name;
   Collective collective = Collective::kReduceScatter;
   int64_t num_elements = 0;
+  DataType dtype = DataType::kFloat32;
   std::string codec;             // the last codec: "none", "quant", ...; "delta" for weights
   std::string settings;          // of that codec: "bits=4 error_feedback=off ..."
   std::optional<Reason> reason;  // why exact, or whole; nothing: it is not

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 ORDER = """
 src/torch/module
 src/torch/backend
-src/torch/cuda src/torch/world
+src/torch/cuda
 src/torch/sides
-src/torch/faults
-src/torch/units src/torch/works
+src/torch/works
+src/torch/faults src/torch/units
 src/torch/base
 src
 src/communicator

@@ -108,7 +108,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
 
 def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
-    intra = inter = flat = cuda = None
+    intra = inter = flat = nccl = None
     world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
     if has_two_tiers(node_of_rank):
         node, rail = tiers_of(group.rank, node_of_rank)
@@ -119,13 +119,11 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
             inter = gloo_tier(group, "inter", rail)
         if options.is_flat:
             flat = gloo_tier(group, "flat", list(range(group.size)))
-    core = native.load()
     if not no_cuda:
         nccl = _borrowed_world(group, "cuda") or make_nccl(
             PrefixStore("nccl", group.store), group.rank, group.global_ranks, group.timeout, group.name, group.device
         )
-        cuda = core.CudaParts(world=nccl, store=PrefixStore("tiers", group.store))
-    backend: _C.Backend = core.Backend(
+    backend: _C.Backend = native.load().Backend(
         # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
         store=PrefixStore("faults", group.store) if group.node is None else None,
         rank=group.rank,
@@ -137,7 +135,8 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         intra=intra,
         inter=inter,
         flat=flat,
-        cuda=cuda,
+        cuda_world=nccl,
+        cuda_store=PrefixStore("tiers", group.store),
         no_cuda=no_cuda,
         covers_job=group.size == group.world_size and not group.beyond_job,
         beyond_job=group.beyond_job,

@@ -44,6 +44,7 @@ Statistics::UnitRecord* Statistics::record_of(const Run& run, const UnitKey& key
   record.stats.name = key.name;
   record.stats.collective = key.collective;
   record.stats.num_elements = key.num_elements;
+  record.stats.dtype = key.dtype;
   ++record.stats.calls;
   record.stats.unchanged_calls += run.weights.unchanged;
   record.stats.coded_elements += run.coded_elements;

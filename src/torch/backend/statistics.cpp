@@ -76,7 +76,6 @@ BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const
   stats.node_map = group.map.to_string();
   const CallCounters::Counts counts = counters.counts();
   stats.calls = counts.calls;
-  stats.dtypes = counts.dtypes;
   for (Side* side : sides) {
     if (auto device = side->stats()) {
       add(device->path, stats.path);

@@ -21,7 +21,6 @@ struct BackendStats {
   std::map<std::string, int64_t> calls;           // as they arrived from torch
   isthmus::Stats path;                            // the two-tier path on all devices, with the backend's exact calls
   std::map<std::string, isthmus::Stats> devices;  // the two-tier path on each device: "cpu", "cuda:0"
-  std::map<uint64_t, std::string> dtypes;         // element types of units, by UnitKey::hash()
   double ran_s = 0;                               // see SideStats
   double waited_s = 0;
   std::string one_tier;  // why the group has no two tiers; empty: it has

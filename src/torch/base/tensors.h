@@ -53,13 +53,9 @@ inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
   return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
 }
 
-// Makes both tensors one-dimensional, if the output's memory allows it: Gloo requires matching shapes, the two-tier
-// path does not.
-inline void flatten(at::Tensor& output, at::Tensor& input) {
-  if (output.is_contiguous()) {
-    output = output.view({-1});
-    input = input.reshape({-1});
-  }
+// Returns the memory of a contiguous tensor.
+inline Buffer byte_buffer(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
 }
 
 }  // namespace isthmus::torch_backend

@@ -42,6 +42,13 @@ struct TwoTierCall {
   }
 };
 
+// On which stream of a GPU the calling thread's collectives find their inputs; Python sets it around a call. Nothing:
+// behind the present work of the current stream.
+inline std::optional<Stream>& input_stream() {
+  thread_local std::optional<Stream> stream;
+  return stream;
+}
+
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
   Stats path;
@@ -74,11 +81,10 @@ class Side : public WatchedCalls {
   // for, or if the calling thread's stream waits.
   virtual WorkPtr submitted() = 0;
 
-  // Runs `action` on this rank's communicator after all work submitted so far, and waits for it. This is a local job:
-  // its failure leaves the group usable. Requires two tiers. name: for profilers.
-  virtual void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) = 0;
-  // Does the same without waiting, and does not tell whether the action failed.
-  virtual void post_between_collectives(const char* name, std::function<void(Communicator&)> action) = 0;
+  // Runs `action` on this rank's communicator after all work submitted so far. This is a local job: its failure leaves
+  // the group usable. Returns a Work that is done when the action is, or null if it is. Requires two tiers. name: for
+  // profilers.
+  virtual WorkPtr run_between_collectives(const char* name, std::function<void(Communicator&)> action) = 0;
   // Returns whether there is a communicator, which may have units. A GPU's is made at first use.
   virtual bool has_communicator() const = 0;
 

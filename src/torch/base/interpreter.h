@@ -1,4 +1,4 @@
-// Lets handlers of Python's signals run while a call waits in C++.
+// Python's global lock and handlers of its signals, in the backend.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,9 +8,24 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace isthmus::torch_backend {
+
+// Releases the GIL if this thread holds it. Torch calls and destroys backends with or without it, and a worker may need
+// it to finish.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
 
 // Python runs handlers in its main thread alone, which is the process's.
 inline bool runs_signal_handlers() { return syscall(SYS_gettid) == getpid() && Py_IsInitialized() != 0; }
