@@ -69,12 +69,14 @@ struct OptionField {
   const char* name = nullptr;    // of the field and the Python keyword
   std::string environment = {};  // variable
   std::string range = {};        // for people
-  const char* help = nullptr;    // one sentence
+  const char* help = nullptr;    // one sentence; null: the row is declared elsewhere
   Member member = {};
-  std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
-  std::vector<std::string> users = {};                         // codecs; empty: every codec uses it
-  std::vector<std::string> choices = {};                       // the words it may be; empty: it is no word
+  std::function<bool(const Options&)> accepts = {};  // whether the member's value is in range; null: any is
+  std::vector<std::string> choices = {};             // the words it may be; empty: it is no word
+  std::vector<std::string> users = {};               // codecs; empty: every codec uses it
 
+  // Throws OptionError that names field, value and range, and changes nothing, if the text is no such value.
+  void set(Options& options, const std::string& text) const;
   // The value as text that set() takes.
   std::string get(const Options& options) const;
   // "tagc or quant"; empty: every codec uses it.

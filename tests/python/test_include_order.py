@@ -22,8 +22,8 @@ src
 src/communicator
 src/communicator/path
 src/communicator/plan
-src/communicator/run
 src/communicator/units
+src/communicator/run
 src/transport
 src/cuda
 src/codec/*

@@ -40,7 +40,7 @@ constexpr std::chrono::milliseconds kDrainPause{1};
 struct Gpu {
   at::Device device;
   CudaPlace place;
-  NcclTiers tiers;
+  Tiers tiers;
   std::shared_ptr<Communicator> communicator;
 };
 
@@ -268,7 +268,7 @@ class CudaSide final : public Side {
     closed_ = true;
     if (const auto found = gpu()) {
       for (const auto& tier : found->tiers.all()) {
-        tier->leave();
+        static_cast<NcclTransport&>(*tier).leave();
       }
     }
   }
@@ -482,16 +482,16 @@ class CudaSide final : public Side {
     const c10::cuda::CUDAGuard on_device(device);
     const auto gpu_device = std::make_shared<TorchCudaDevice>(device.index(), group_.options.device_timings);
     const auto timeout = timeout_.load();
-    NcclTiers nccl;
+    Tiers tiers;
     if (group_.two_tier()) {
-      nccl = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
-                                  meet_at(parts_.store, timeout), timeout,
-                                  /*with_flat=*/group_.options.is_flat());
+      tiers = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
+                                   meet_at(parts_.store, timeout), timeout,
+                                   /*with_flat=*/group_.options.is_flat());
     }
     const auto communicator =
-        std::make_shared<Communicator>(group_.map, group_.rank, nccl.as_tiers(), group_.options, gpu_device);
+        std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
     const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
-    return std::make_shared<Gpu>(Gpu{device, place, nccl, communicator});
+    return std::make_shared<Gpu>(Gpu{device, place, tiers, communicator});
   }
 
   const Group& group_;

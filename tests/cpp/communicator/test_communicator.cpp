@@ -10,7 +10,6 @@
 #include "isthmus/error.h"
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
-#include "transport/in_process.h"
 
 namespace isthmus::test {
 namespace {
@@ -23,7 +22,7 @@ TEST(Communicator, RefusesUnevenNodes) {
 
 TEST(Communicator, RefusesTiersAndOptionsThatDoNotFit) {
   const NodeMap map = NodeMap::parse("2x2", 4);
-  InProcessHub hub(map);
+  test::InProcessHub hub(map);
   Options options = lossy_options();
   EXPECT_THROW(Communicator(map, 4, hub.tiers(map, 0), options), Error);
   EXPECT_THROW(Communicator(map, 1, hub.tiers(map, 0), options), Error) << "another rank's tiers";

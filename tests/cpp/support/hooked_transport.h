@@ -62,17 +62,20 @@ class HookedTransport final : public Transport {
   }
 
  private:
-  // In-process operations are done when they return.
+  struct Done final : Handle {
+    void wait(Stream /*stream*/) override {}
+  };
+
   template <typename Operation>
   HandlePtr hooked(const char* name, ConstBuffer in, Buffer out, const Operation& operation) {
     if (before_) {
       before_(name, in);
     }
-    HandlePtr handle = operation();
+    operation()->wait();
     if (after_) {
       after_(name, out);
     }
-    return handle;
+    return std::make_unique<Done>();
   }
 
   std::shared_ptr<Transport> transport_;
