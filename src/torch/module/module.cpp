@@ -352,7 +352,7 @@ void bind_functions(py::module_& module) {
         for (const std::string& codec : codec_names()) {
           py::list names;
           for (const OptionField& field : option_fields()) {
-            if (std::ranges::any_of(field.users, [&](const OptionUser& user) { return codec == user.codec; })) {
+            if (std::ranges::find(field.users, codec) != field.users.end()) {
               names.append(field.name);
             }
           }
