@@ -121,10 +121,10 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
             flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
-        nccl = _borrowed_world(group, "cuda") or make_nccl(
+        gpu_world = _borrowed_world(group, "cuda") or make_nccl(
             PrefixStore("nccl", group.store), group.rank, group.global_ranks, group.timeout, group.name, group.device
         )
-        cuda = core.CudaParts(world=nccl, store=PrefixStore("tiers", group.store))
+        cuda = core.CudaParts(world=gpu_world, store=PrefixStore("tiers", group.store))
     backend: _C.Backend = core.Backend(
         # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
         store=PrefixStore("faults", group.store) if group.node is None else None,
