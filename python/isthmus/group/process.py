@@ -46,15 +46,10 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         core.set_fsdp_caller(lambda output, input: _units().fsdp_caller(output, input))
         core.set_weights_caller(lambda: _units().weights_caller())
         atexit.register(_shut_down, os.getpid())
-        if rank == 0:
-            _warn_of_unknown_variables(core)
-
-
-def _warn_of_unknown_variables(core: Any) -> None:
-    options = [variable for _, variable, *_ in core.option_fields()]
-    for name, meant in unknown_variables(os.environ, options).items():
-        told = f": did you mean {meant}?" if meant else ""
-        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
+        variables = [variable for _, variable, *_ in core.option_fields()]
+        for name, meant in unknown_variables(os.environ, variables).items() if rank == 0 else ():
+            told = f": did you mean {meant}?" if meant else ""
+            logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
 
 
 def _units() -> ModuleType:

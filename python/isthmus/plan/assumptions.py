@@ -47,10 +47,9 @@ class Links:
     intra_latency_us: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("inter_gbit_s", "intra_gbit_s"):
-            check_range(name, getattr(self, name), SLOWEST_LINK, FASTEST_LINK)
-        for name in ("inter_latency_us", "intra_latency_us"):
-            check_range(name, getattr(self, name), 0, 1e6)
+        for name, value in asdict(self).items():
+            low, high = (SLOWEST_LINK, FASTEST_LINK) if name.endswith("gbit_s") else (0, 1e6)
+            check_range(name, value, low, high)
 
 
 #: Used where nothing else is known. Speeds have no default.

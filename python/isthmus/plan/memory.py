@@ -79,7 +79,7 @@ def memory_of(
             kept += unit.padded_elements(num_holders) // num_holders
     residuals = replicas = scratch = 0
     if isinstance(formula, IsthmusFormula):
-        calls = [operation.on(0, cluster) for operation in operations]
+        calls = [operation.call for operation in operations]
         if formula.options.keeps_residual:  # of all that a reduction encodes (docs/checkpoints.md, "Memory")
             hops = [hop for call in calls for hop in formula(call, 0) if hop.codec == formula.options.codec]
             residuals = sum(hop.encoded_elements for hop in hops) * _FLOAT_BYTES

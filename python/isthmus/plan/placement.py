@@ -70,22 +70,15 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective of a unit, made by every rank in its group of that scope."""
+    """A collective of a unit, made by every rank in its group of that scope. call: that of rank 0."""
 
     phase: Phase
-    kind: Kind
     scope: Scope
-    num_elements: int
-    element_bytes: int
-    #: Whether a gather is known to bring what the one before it brought.
-    is_repeated: bool = False
-    #: The share of a gather's elements that are trained: others never change.
-    trained_share: float = 1.0
+    call: Collective
 
     def on(self, rank: int, cluster: Cluster) -> Collective:
         """The call of one rank."""
-        ranks = cluster.ranks(self.scope, rank)
-        return Collective(self.kind, ranks, self.num_elements, self.element_bytes, self.is_repeated, self.trained_share)
+        return replace(self.call, ranks=cluster.ranks(self.scope, rank))
 
 
 @dataclass(frozen=True)
@@ -135,20 +128,19 @@ def operations_of(
 
     Those of one rank are left out, and so are reductions of units that are not trained.
     """
-    scope = placements.parameters
-    num_shards = cluster.size(scope)
-    forward = Operation(
-        Phase.FORWARD,
-        Kind.ALL_GATHER,
-        scope,
-        unit.padded_elements(num_shards),
-        element_bytes.gathered,
-        trained_share=unit.num_trained / unit.num_parameters,
-    )
+    scope, copies = placements.parameters, _COPIES[placements.parameters]
+    ranks = cluster.ranks(scope, 0)
+    num_trained, trained_share = unit.padded_trained(len(ranks)), unit.num_trained / unit.num_parameters
+    num_elements = unit.padded_elements(len(ranks))
+    gather = Collective(Kind.ALL_GATHER, ranks, num_elements, element_bytes.gathered, trained_share=trained_share)
     # What is kept in the node is a part of the whole, padding included.
-    backward = replace(forward, phase=Phase.BACKWARD, scope=placements.kept, is_repeated=True)
-    num_trained, reduced = unit.padded_trained(num_shards), element_bytes.reduced
-    scatter = Operation(Phase.REDUCTION, Kind.REDUCE_SCATTER, scope, num_trained, reduced)
-    add = Operation(Phase.REDUCTION, Kind.ALL_REDUCE, _COPIES[scope], num_trained // num_shards, reduced)
-    every = (forward, backward, scatter, add)
-    return tuple(each for each in every if cluster.size(each.scope) > 1 and each.num_elements)
+    gather_again = replace(gather, ranks=cluster.ranks(placements.kept, 0), is_repeated=True)
+    scatter = Collective(Kind.REDUCE_SCATTER, ranks, num_trained, element_bytes.reduced)
+    add = Collective(Kind.ALL_REDUCE, cluster.ranks(copies, 0), num_trained // len(ranks), element_bytes.reduced)
+    every = (
+        Operation(Phase.FORWARD, scope, gather),
+        Operation(Phase.BACKWARD, placements.kept, gather_again),
+        Operation(Phase.REDUCTION, scope, scatter),
+        Operation(Phase.REDUCTION, copies, add),
+    )
+    return tuple(each for each in every if len(each.call.ranks) > 1 and each.call.num_elements)

@@ -76,13 +76,15 @@ class StepPlan:
 
         Weights do not change within a step, so gathers repeat the first micro-batch's.
         """
-        repeated = [
-            tuple(replace(each, is_repeated=True) if each.kind is Kind.ALL_GATHER else each for each in operations)
-            for operations in self._once
-        ]
+
+        def repeating(each: Operation) -> Operation:
+            is_gather = each.call.kind is Kind.ALL_GATHER
+            return replace(each, call=replace(each.call, is_repeated=True)) if is_gather else each
 
         def without_deferred(units: list[Operations]) -> list[Operations]:
-            return [tuple(each for each in unit if each.kind is not self.strategy.deferred) for unit in units]
+            return [tuple(each for each in unit if each.call.kind is not self.strategy.deferred) for unit in units]
+
+        repeated = [tuple(map(repeating, operations)) for operations in self._once]
 
         count = self.setting.micro_batches
         if count == 1:
@@ -136,7 +138,7 @@ class StepPlan:
                 UnitWork(
                     unit.num_parameters / model.num_parameters,
                     unit.is_root,
-                    **{_PART_OF_WORK[each.phase, each.kind]: paths[each] for each in operations},
+                    **{_PART_OF_WORK[each.phase, each.call.kind]: paths[each] for each in operations},
                 )
                 for unit, operations in zip(model.units, units, strict=True)
             ]

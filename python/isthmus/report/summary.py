@@ -12,13 +12,12 @@ import torch
 
 from isthmus.backends import options_without_effect
 from isthmus.report.explain import why_exact
-from isthmus.report.looks import in_words
+from isthmus.report.looks import TIERS, in_words
 from isthmus.report.statistics import named_backends, stats
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-_TIERS = ("intra", "inter", "flat")
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _WHAT = {"all_gather": "weights and other gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
 #: More lines of units than that are no screen.
@@ -45,7 +44,7 @@ class Crossing:
 def crossing(found: dict[str, Any]) -> Crossing:
     """What crossed, by `isthmus.stats`."""
     by_kind = {
-        kind: sum(counted[tier]["inter_node_sent_bytes"] for tier in _TIERS)
+        kind: sum(counted[tier]["inter_node_sent_bytes"] for tier in TIERS)
         for kind, counted in found["collectives"].items()
     }
     saved_bytes = 0
