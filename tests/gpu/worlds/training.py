@@ -41,23 +41,23 @@ def fsdp1_offloaded(model: nn.Module) -> nn.Module:
 
 
 FAMILIES = {
-    "FSDP2": Family(fsdp2, modes=("none", "default", "tagc")),
+    "FSDP2": Family(fsdp2, modes=("none", "default", "delta", "tagc")),
     "FSDP2 in bfloat16": Family(
         functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
         rounding=fsdp.BFLOAT16,
-        modes=("none", "default"),
+        modes=("none", *fsdp.BOTH),
     ),
     "HSDP": Family(
         functools.partial(fsdp2, shape=(2, 2)),
         collectives=("all_reduce",),
         exact=fsdp.hsdp_family().exact,
         gathers=False,
-        modes=("none", "default"),
+        modes=("none", *fsdp.BOTH),
     ),
-    "FSDP1": fsdp.fsdp1_family(fsdp1, modes=("default",)),
+    "FSDP1": fsdp.fsdp1_family(fsdp1, modes=fsdp.BOTH),
     # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
-    "FSDP2, offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy()), modes=("default",)),
-    "FSDP1, offloaded": fsdp.fsdp1_family(fsdp1_offloaded, modes=("prepared",)),
+    "FSDP2, offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy()), modes=fsdp.BOTH),
+    "FSDP1, offloaded": fsdp.fsdp1_family(fsdp1_offloaded, modes=("prepared", "prepared delta")),
     "DDP": wraps.ddp_family(wraps.ddp, modes=("prepared", "backward")),  # NCCL's exact sums have other bits
 }
 

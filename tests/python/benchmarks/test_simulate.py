@@ -68,37 +68,28 @@ def wait_until_gone(pids):
         time.sleep(0.05)
 
 
+def qdiscs(network):
+    words = [[*network._enter(holder), "tc", "qdisc", "show", "dev", name] for holder, name in network._shaped_ends]
+    return [subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in words]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("num_nodes", [2, 3])
-def test_link_counts_what_a_node_sends(rights, num_nodes):
+def test_links_are_shaped_at_both_ends_and_count_what_a_node_sends(rights, num_nodes):
     with NamespaceNetwork(num_nodes, rights) as network:
+        network.shape("200mbit")
+        assert len(qdiscs(network)) == (2 if num_nodes == 2 else 2 * num_nodes)
+        assert all("tbf" in text and "rate 200Mbit" in text for text in qdiscs(network))
         network.shape("1gbit")
+        assert all("rate 1Gbit" in text for text in qdiscs(network))
         before = [network.sent_bytes(node) for node in range(num_nodes)]
         assert transfer(network, sender=num_nodes - 1, receiver=0) == TRANSFER_BYTES
         sent = [network.sent_bytes(node) - start for node, start in enumerate(before)]
+        network.shape(None)
+        network.shape(None)
+        assert not any("tbf" in text for text in qdiscs(network))
     assert TRANSFER_BYTES < sent[-1] < 1.05 * TRANSFER_BYTES
     assert all(num_bytes < 0.05 * TRANSFER_BYTES for num_bytes in sent[:-1])
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_nodes", [2, 3])
-def test_shape_limits_both_ends_of_every_link(rights, num_nodes):
-    def qdiscs():
-        shown = []
-        for holder, interface in network._shaped_ends:
-            words = [*network.command_prefix(holder), "tc", "qdisc", "show", "dev", interface]
-            shown.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-        return shown
-
-    with NamespaceNetwork(num_nodes, rights) as network:
-        network.shape("200mbit")
-        assert len(qdiscs()) == (2 if num_nodes == 2 else 2 * num_nodes)
-        assert all("tbf" in text and "rate 200Mbit" in text for text in qdiscs())
-        network.shape("50mbit")
-        assert all("rate 50Mbit" in text for text in qdiscs())
-        network.shape(None)
-        network.shape(None)
-        assert not any("tbf" in text for text in qdiscs())
 
 
 @pytest.mark.processes

@@ -1,7 +1,5 @@
 """`isthmus info`: what it finds, what it keeps to itself, and that nothing stops it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

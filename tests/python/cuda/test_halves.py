@@ -1,7 +1,5 @@
 """Gathers of weights in two halves, on the fake GPU: what the host waits for, and what runs meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from collections.abc import Callable
@@ -176,8 +174,6 @@ class Model(nn.Module):
 
 
 class Trained:
-    """A prepared model, its optimizer and its inputs."""
-
     def __init__(self, name: str, prefetch: bool) -> None:
         self.model: Any = Model().cuda()
         mesh = init_device_mesh("cuda", (WORLD_SIZE,))

@@ -1,7 +1,5 @@
 """Links measured: the fit, who joins which world, mistakes, and one run over simulated nodes with a slow link."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -221,7 +219,6 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork) -> None:
 
 
 def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
-    """What each rank printed and logged; all of them must have ended well."""
     told = [process.communicate(timeout=HANG_S) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, told
     return told

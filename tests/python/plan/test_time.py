@@ -58,7 +58,6 @@ def test_a_stage_takes_its_bytes_and_its_rounds_or_its_elements(hop, stage):
 
 
 def taking(resource, seconds):
-    """One collective, or none at all."""
     return (Stage((resource,), seconds),) if seconds else ()
 
 

@@ -1,7 +1,5 @@
 """A checkpoint is data: loading it calls no function of its choice, and opens and allocates nothing of its choice."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -45,7 +43,6 @@ def saved(folder: Path, state: dict[str, Any]) -> Path:
 
 
 def read(checkpoint: Any) -> Source:
-    """Read all that there is."""
     source = source_of_checkpoint(checkpoint, "isthmus")
     assert source.ranks == {0: GROUPS}
     assert source.residuals(0, 0, 0)["residual"].tolist() == [1, 2, 4]
@@ -144,7 +141,6 @@ def place_of(found: metadata.Metadata) -> Any:
 
 
 def hostile(folder: Path, change: Callable[[metadata.Metadata], None]) -> Path:
-    """Return a checkpoint whose `.metadata` was changed."""
     found = read_metadata(saved(folder, STATE))
     change(found)
     (folder / ".metadata").write_bytes(pickle.dumps(found))
@@ -161,7 +157,6 @@ def set_size(*size: int) -> Callable[[metadata.Metadata], None]:
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """Let this process allocate little more than it has."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), before[1]))

@@ -1,7 +1,5 @@
 """Residuals that move to another quorum, against a reference that looks at one element at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

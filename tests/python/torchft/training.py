@@ -23,8 +23,6 @@ TIMEOUT = timedelta(seconds=scaled(3))
 
 @dataclass(frozen=True)
 class Committed:
-    """What one member knows of a step that was committed."""
-
     step: int
     quorum_id: int
     rank: int

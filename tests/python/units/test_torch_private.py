@@ -1,7 +1,5 @@
 """Torch has each private name that is read, and it means what we read in it: run with each torch that is supported."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
@@ -43,7 +41,6 @@ class Model(nn.Module):
 
 @pytest.fixture
 def alone() -> Iterator[dist.Store]:
-    """A world of this process."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=MINUTE)
     yield store
@@ -52,7 +49,6 @@ def alone() -> Iterator[dist.Store]:
 
 @pytest.fixture
 def hybrid() -> Iterator[dist.DeviceMesh]:
-    """A mesh of two replicas."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     dist.destroy_process_group()

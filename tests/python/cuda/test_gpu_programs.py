@@ -1,18 +1,17 @@
-"""What tests/gpu/run says of its steps: a report is believed as it stands, and nobody is there to ask."""
-
-from __future__ import annotations
+"""What tests/gpu has for machines with a GPU, on the fake one: the run and its report, a world, counts of launches."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from gpu.counts.chain import CODECS, MACHINES, PLAIN, Chain, count_chains
 from gpu.harness import build, main
 from gpu.harness.records import FAILED, NOT_RUN, OK, Check
 from gpu.harness.report import Report
 from gpu.harness.steps import Outcome, Step, judge_end
-from gpu.link import check_arm
-from gpu.worlds import killed
+from gpu.worlds.launch import launch
+from python.cuda import worlds as cuda_worlds
 from support.limits import HANG_S
 
 STEPS = [Step(name, f"what {name} does", (), 10) for name in ("codecs", "racecheck", "large")]
@@ -72,31 +71,43 @@ def test_what_was_built_for_another_system_is_told(tmp_path: Path) -> None:
         assert reason in unfit and bool(reason) == bool(unfit)
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("reduce-scatter #6 failed on rank 0 in phase inter exchange: inter tier\nsilent: rank 3", ""),
-        ("packet with magic 1092911300 where 1296585545 is expected\nsilent: rank 3", "the error does not begin"),
-        ("inter tier: packet with magic 1092911300\nsilent: rank 3", "the error begins with a packet"),
-        ("inter tier: failed", "the error does not name the rank"),
-    ],
-)
-def test_which_error_of_a_killed_rank_is_right(text: str, wrong: str) -> None:
-    assert killed.why_wrong(text).startswith(wrong)
-    assert bool(killed.why_wrong(text)) == bool(wrong)
+@cuda_worlds.on_fake_gpu
+@pytest.mark.parametrize(("names", "short"), [(("collectives", "profile"), True), (("training",), False)])
+def test_worlds(names: tuple[str, ...], short: bool) -> None:
+    """Those that a run starts, but for that of graphs: the fake GPU captures none."""
+    assert launch(names, short=short, fake=True) == 0
 
 
-def test_a_benchmark_that_is_not_as_predicted_fails() -> None:
-    check = {"collectives_equal": True, "payload_equal": None, "holds": True}
-    arm = {
-        "by_link": {"10gbit": {"median_step_s": 0.1}},
-        "link_bytes_per_step": 2e6,
-        "gpu_bytes": 1 << 30,
-        "val_loss": 2.5,
-        "check": check,
+MOST_LAUNCHES = {PLAIN: 1, "quant": 7, "none": 7, "tagc": 17}
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def chains(request: pytest.FixtureRequest) -> dict[str, Chain]:
+    return {chain.codec: chain for chain in count_chains(request.param, is_timed=False)}
+
+
+def ratio(chain: Chain, *, encode: bool) -> float:
+    moved = chain.moved_bytes(encode=encode)
+    assert moved is not None, f"a pass of {chain.codec} does not say what it moves"
+    return moved / chain.compulsory_bytes(encode=encode)
+
+
+@cuda_worlds.on_fake_gpu
+def test_launches_do_not_grow_with_the_nodes(chains: dict[str, Chain]) -> None:
+    assert {codec: chain.num_launches for codec, chain in chains.items()} == MOST_LAUNCHES
+    assert {chains[codec].nccl_launches for codec in CODECS} == {3}  # foreign pieces, exchange, own piece
+
+
+@cuda_worlds.on_fake_gpu
+def test_nothing_waits_and_nothing_is_allocated(chains: dict[str, Chain]) -> None:
+    assert {codec: (chain.synchronizations, chain.allocations) for codec, chain in chains.items()} == {
+        codec: (0, 0) for codec in (PLAIN, *CODECS)
     }
-    figures = {"10gbit, ms": 100.0, "MB": 2.0, "GiB a rank": 1.0, "validation loss": 2.5}
-    assert check_arm("quant", arm, "") == Check("quant", OK, figures=figures)
-    assert check_arm("quant", arm, "no link").result == NOT_RUN
-    check["holds"] = False
-    assert check_arm("quant", arm, "").result == FAILED
+
+
+@cuda_worlds.on_fake_gpu
+def test_each_byte_is_moved_about_once(chains: dict[str, Chain]) -> None:
+    assert ratio(chains["none"], encode=True) == pytest.approx(1, abs=0.01)
+    assert ratio(chains["none"], encode=False) == pytest.approx(1, abs=0.01)
+    assert ratio(chains["quant"], encode=True) < 1.01
+    assert ratio(chains["quant"], encode=False) < 1.02
