@@ -7,16 +7,10 @@
 
 #include "base/rounding.h"
 #include "isthmus/error.h"
-#include "transport/links.h"
+#include "transport/on_host.h"
 
 namespace isthmus {
 namespace {
-
-// The handle of an operation that is done when the call returns.
-class CompletedHandle final : public Handle {
- public:
-  void wait(Stream /*stream*/) override {}
-};
 
 // sum = the parts of all ranks in rank order, in sum's type. part_of(rank) returns a rank's part.
 template <typename PartOf>
@@ -242,13 +236,7 @@ std::string MessageTransport::ranks_of_other_label(uint64_t label) {
     exchange->send(neighbour(distance), {&label, sizeof(label), DataType::kByte}, /*counts=*/false);
   }
   exchange->wait();
-  std::string others;
-  for (size_t peer = 0; peer < labels.size(); ++peer) {
-    if (labels[peer] != label) {
-      others += (others.empty() ? "rank " : ", rank ") + std::to_string(global_ranks_[peer]);
-    }
-  }
-  return others;
+  return name_of_other_labels(label, labels, global_ranks_);
 }
 
 Traffic MessageTransport::traffic() const {

@@ -9,7 +9,7 @@
 #include "cuda/cuda_calls.h"
 #include "isthmus/error.h"
 #include "kernels/block/float_types.h"
-#include "transport/links.h"
+#include "transport/on_host.h"
 
 namespace isthmus {
 namespace {

@@ -10,6 +10,7 @@
 #include "isthmus/error.h"
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
+#include "transport/in_process.h"
 
 namespace isthmus::test {
 namespace {
@@ -22,7 +23,7 @@ TEST(Communicator, RefusesUnevenNodes) {
 
 TEST(Communicator, RefusesTiersAndOptionsThatDoNotFit) {
   const NodeMap map = NodeMap::parse("2x2", 4);
-  test::InProcessHub hub(map);
+  InProcessHub hub(map);
   Options options = lossy_options();
   EXPECT_THROW(Communicator(map, 4, hub.tiers(map, 0), options), Error);
   EXPECT_THROW(Communicator(map, 1, hub.tiers(map, 0), options), Error) << "another rank's tiers";

@@ -62,20 +62,17 @@ class HookedTransport final : public Transport {
   }
 
  private:
-  struct Done final : Handle {
-    void wait(Stream /*stream*/) override {}
-  };
-
+  // In-process operations are done when they return.
   template <typename Operation>
   HandlePtr hooked(const char* name, ConstBuffer in, Buffer out, const Operation& operation) {
     if (before_) {
       before_(name, in);
     }
-    operation()->wait();
+    HandlePtr handle = operation();
     if (after_) {
       after_(name, out);
     }
-    return std::make_unique<Done>();
+    return handle;
   }
 
   std::shared_ptr<Transport> transport_;

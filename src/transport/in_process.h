@@ -1,4 +1,4 @@
-// Ranks as threads of one process.
+// Ranks as threads of one process, for tests, benchmarks and simulation.
 #pragma once
 
 #include <chrono>
@@ -13,14 +13,20 @@
 #include "isthmus/node_map.h"
 #include "isthmus/transport.h"
 
-namespace isthmus::test {
+namespace isthmus {
 
 // The meeting point of the ranks of one process, which all threads share. Thread-safe. Transports keep alive what they
 // need.
 //
-// If messages of an exchange are missing after `timeout`, all ranks of the tier, in later operations too, throw
-// TransportError that names the ranks that did not begin it. So they do, naming both ranks, if one sends what another
-// does not expect.
+// An operation blocks until all ranks of the tier have come. If ranks are missing after `timeout`, all others, later
+// ones included, throw TransportError that names the missing ranks. If operation, type or size differ, every
+// rank throws an error that names two differing ranks. Sums are taken in rank order.
+//
+// Traffic is counted as a network would carry it:
+// - tier with links of one kind (one node, or one rank a node): every rank sends straight to every other. With s ranks
+//   and parts of b bytes: all_to_all, reduce_scatter and all_gather (s-1) b of the input's type.
+// - other tiers (`flat`): reduce_scatter and all_gather run around the ring of ranks, so that only links to the next
+//   rank are used: (s-1) b to it. Partial sums travel in the accumulate type.
 class InProcessHub {
  public:
   explicit InProcessHub(std::vector<int> node_of_rank,
@@ -45,4 +51,4 @@ class InProcessHub {
   std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Group>> groups_;
 };
 
-}  // namespace isthmus::test
+}  // namespace isthmus
