@@ -10,7 +10,6 @@
 #include "isthmus/error.h"
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
-#include "transport/in_process.h"
 
 namespace isthmus::test {
 namespace {

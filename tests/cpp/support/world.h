@@ -12,9 +12,9 @@
 
 #include "isthmus/codec_type.h"
 #include "isthmus/communicator.h"
+#include "tests/cpp/support/in_process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/typed_data.h"
-#include "transport/in_process.h"
 
 namespace isthmus::test {
 

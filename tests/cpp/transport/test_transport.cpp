@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tests/cpp/support/error_of.h"
+#include "tests/cpp/support/in_process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tier_under_test.h"
-#include "transport/in_process.h"
 
 namespace isthmus::test {
 namespace {

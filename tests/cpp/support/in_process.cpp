@@ -1,4 +1,4 @@
-#include "transport/in_process.h"
+#include "tests/cpp/support/in_process.h"
 
 #include <algorithm>
 #include <condition_variable>

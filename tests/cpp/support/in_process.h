@@ -1,4 +1,4 @@
-// Ranks as threads of one process, for tests, benchmarks and simulation.
+// Ranks as threads of one process.
 #pragma once
 
 #include <chrono>
