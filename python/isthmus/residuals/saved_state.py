@@ -80,8 +80,7 @@ class SavedGroup:
 
 def to_text(groups: Sequence[SavedGroup]) -> str:
     """Return the text that a state holds for one rank."""
-    content = [{**dataclasses.asdict(group), "units": [dataclasses.asdict(u) for u in group.units]} for group in groups]
-    return json.dumps({"version": VERSION, "groups": content})
+    return json.dumps({"version": VERSION, "groups": [dataclasses.asdict(group) for group in groups]})
 
 
 def _from_text(key: str, text: Any) -> list[SavedGroup]:

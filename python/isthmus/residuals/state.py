@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import backends_of
+from isthmus.backends import backend_of, backends_of
 from isthmus.group.nodes.node_map import ranks_by_node
 from isthmus.job import warn_once
 from isthmus.residuals.live_units import LiveUnit, Target, live_units, split_name
@@ -46,15 +46,12 @@ logger = logging.getLogger("isthmus")
 def _groups(target: Target) -> Groups:
     """Return the target's groups of Isthmus by their backends, in the same order on all ranks."""
     if isinstance(target, nn.Module):
-        groups = groups_of(target)
-        what = "the model is reduced over no process group of isthmus"
+        found, what = backends_of(groups_of(target)), "the model is reduced over no process group of isthmus"
     elif target is None:
-        groups = [group for backend, group in backends_of(all_groups()).items() if not backend.beyond_job]
+        found = {backend: group for backend, group in backends_of(all_groups()).items() if not backend.beyond_job}
         what = "this process has no process group of isthmus"
     else:
-        groups = [target]
-        what = f"the backend of this group is {dist.get_backend(target)}, not isthmus"
-    found = backends_of(groups)
+        return {backend_of(target): target}
     if not found:
         raise ValueError(what)
     return found
@@ -99,15 +96,11 @@ def _living_states(backend: Any, owners: set[int] | None) -> list[dict[str, Any]
     """
     wanted = (living() if owners is None else owners) | {0}
     states: list[dict[str, Any]] = [state for state in backend.unit_states() if state["owner"] in wanted]
-    numbers: dict[str, set[int]] = {}
-    for state in states:
-        base, number = split_name(state["name"])
-        numbers.setdefault(base, set()).add(number)
-    for state in states:
+    names = [split_name(state["name"]) for state in states]
+    for state, (base, number) in zip(states, names, strict=True):
         if state["owner"]:
-            base, number = split_name(state["name"])
-            number = sorted(numbers[base]).index(number) + 1
-            state["name"] = base if number == 1 else f"{base} ({number})"
+            earlier = {other for name, other in names if name == base and other < number}
+            state["name"] = f"{base} ({len(earlier) + 1})" if earlier else base
     return states
 
 
@@ -117,9 +110,7 @@ def _describe(state: Mapping[str, Any], live: LiveUnit | None) -> SavedUnit:
         layout = live.prepared.layouts.get(state["layout"])
     return SavedUnit(
         **{field.name: state[field.name] for field in dataclasses.fields(SavedUnit) if field.name in state},
-        residual_elements=state["residual"].numel(),
-        result_residual_elements=state["result_residual"].numel(),
-        parked_values_elements=state["parked_values"].numel(),
+        **{f"{kind}_elements": state[kind].numel() for kind in RESIDUALS},
         is_owned=state["owner"] != 0,
         parameters=layout.to_json() if layout is not None else None,
     )

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 def why_fsdp2_is_exact(group: ParamGroup) -> _C.Reason | None:
     """Return why copies keep FSDP2's unit exact, None if they do not."""
+    groups = [found for found in (shard_group(group), private.replicate_group(group)) if found is not None]
+    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
     tensors = [param.tensor for param in private.parameters_of(group)]
-    split = {_is_split_elsewhere(group, tensor) or _is_marked_split(tensor) for tensor in tensors}
-    return _why_exact(split, (shard_group(group), private.replicate_group(group)), private.mesh_of(group))
+    split = {_is_split_outside(own_ranks, tensor) or _is_marked_split(tensor) for tensor in tensors}
+    return _why_exact(split, groups, private.mesh_of(group))
 
 
 _why_flat_is_exact: weakref.WeakKeyDictionary[Any, _C.Reason | None] = weakref.WeakKeyDictionary()
@@ -88,11 +90,9 @@ def _is_marked_split(parameter: Any) -> bool:
     return bool(getattr(parameter, "tensor_model_parallel", False))
 
 
-def _is_split_elsewhere(group: ParamGroup, sharded: Any) -> bool:
-    groups = [found for found in (shard_group(group), private.replicate_group(group)) if found is not None]
-    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
+def _is_split_outside(ranks: set[int], sharded: Any) -> bool:
     return any(
         not placement.is_replicate()
-        and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
+        and not ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
         for dim, placement in enumerate(sharded.placements)
     )

@@ -46,9 +46,7 @@ class Layout:
     @cached_property
     def section_elements(self) -> tuple[int, ...]:
         """Return how many elements of a row belong to each parameter, padding included."""
-        return tuple(
-            self._chunk_length(p) * math.prod(p.shape[: p.dim] + p.shape[p.dim + 1 :]) for p in self.parameters
-        )
+        return tuple(map(self._section_elements, self.parameters))
 
     @cached_property
     def row_elements(self) -> int:
@@ -81,16 +79,15 @@ class Layout:
         num_rows, tail, parameters = json.loads(text)
         return Layout(tuple(Parameter(n, tuple(s), d, part) for n, s, d, part in parameters), num_rows, tail)
 
-    def _chunk_length(self, parameter: Parameter) -> int:
-        """Elements of one chunk along the sharded dimension."""
-        if not parameter.shape:
+    def _section_elements(self, parameter: Parameter) -> int:
+        shape, dim = parameter.shape, parameter.dim
+        if not shape:
             return 1
-        length = parameter.shape[parameter.dim]
-        if parameter.dim > 0 and length % self.num_rows:
+        if dim > 0 and shape[dim] % self.num_rows:
             raise ValueError(
-                f"dimension {parameter.dim} of {parameter.name!r}, {length}, does not divide by {self.num_rows} ranks"
+                f"dimension {dim} of {parameter.name!r}, {shape[dim]}, does not divide by {self.num_rows} ranks"
             )
-        return -(-length // self.num_rows)
+        return -(-shape[dim] // self.num_rows) * math.prod(shape[:dim] + shape[dim + 1 :])
 
 
 def clean_name(name: str) -> str:

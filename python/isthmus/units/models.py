@@ -66,26 +66,24 @@ def unit_name(module_names: Iterable[str]) -> str:
 
 def fsdp2_groups(model: nn.Module) -> list[ParamGroup]:
     """Return FSDP2's objects in `model`, each once."""
-    found = {id(group): group for module in model.modules() for group in private.param_groups_of(module)}
-    return list(found.values())
+    return list(dict.fromkeys(group for module in model.modules() for group in private.param_groups_of(module)))
 
 
 def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
     """Yield FSDP2's units in `model`."""
-    modules = dict(model.named_modules())
-    owners = {id(module): name for name, module in modules.items()}
-    found: dict[int, tuple[ParamGroup, list[str]]] = {}
-    for name, module in modules.items():
+    names = {module: name for name, module in model.named_modules()}
+    names_of: dict[ParamGroup, list[str]] = {}
+    for module, name in names.items():
         for group in private.param_groups_of(module):
-            found.setdefault(id(group), (group, []))[1].append(name)
-    for group, names in found.values():
-        name, parameters = unit_name(names) + _place_in_module(group), tuple(_parameters(group, owners))
+            names_of.setdefault(group, []).append(name)
+    for group, own_names in names_of.items():
+        name, parameters = unit_name(own_names) + _place_in_module(group), tuple(_parameters(group, names))
         yield group, Unit(name, parameters, True, shard_group(group), private.replicate_group(group))
 
 
 def _place_in_module(group: ParamGroup) -> str:
     """Return what distinguishes the units of a module that is sharded over several meshes (torch 2.15)."""
-    index = [id(other) for other in private.param_groups_of(private.modules_of(group)[0])].index(id(group))
+    index = private.param_groups_of(private.modules_of(group)[0]).index(group)
     return f" [{index + 1}]" if index else ""
 
 
@@ -93,11 +91,11 @@ def _place_in_module(group: ParamGroup) -> str:
 INPUT_BUFFERS = 2
 
 
-def _parameters(group: ParamGroup, module_names: dict[int, str]) -> Iterator[Parameter]:
-    """Yield a unit's parameters. `module_names`: by id of the module."""
+def _parameters(group: ParamGroup, module_names: dict[nn.Module, str]) -> Iterator[Parameter]:
+    """Yield a unit's parameters."""
     part = mesh_part(private.mesh_of(group))
     for param in private.parameters_of(group):
-        name = clean_name(f"{module_names[id(param.module)]}.{param.name}".lstrip("."))
+        name = clean_name(f"{module_names[param.module]}.{param.name}".lstrip("."))
         yield Parameter(name, tuple(param.shape), param.dim, part)
 
 

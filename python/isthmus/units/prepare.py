@@ -163,19 +163,16 @@ def _prepare_fsdp2(
     crosses: Callable[[Iterable[dist.ProcessGroup]], bool],
 ) -> None:
     """Register FSDP2's units, and hand those whose gathers or reduce-scatters cross collectives of their own."""
-    for group, unit in units.items():
-        full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
-        units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
     set_input_buffers(units, INPUT_BUFFERS)
     if prepared.prefetches and any(device_of(group).type == "cuda" for group in units):
         prepared.prefetch = Prefetch(model)
-    for group in units:
-        if not crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
-            continue
-        prepared_unit = units_of_groups[group]
-        prepared_unit.kept = why_not_replaceable(group)
-        if not prepared_unit.kept:
-            prepared_unit.collectives = replace_collectives(group, prepared.prefetch)
+    for group, unit in units.items():
+        full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
+        record = units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
+        if crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
+            record.kept = why_not_replaceable(group)
+            if not record.kept:
+                record.collectives = replace_collectives(group, prepared.prefetch)
 
 
 def forget_what_prepared_itself(model: nn.Module) -> None:

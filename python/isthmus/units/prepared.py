@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.torch_private.models import ParamGroup, first_name_of, section_elements
+from isthmus.torch_private.models import ParamGroup, section_elements
 from isthmus.units.copies import why_fsdp2_is_exact
-from isthmus.units.layout import Layout, Parameter, clean_name
+from isthmus.units.layout import Layout, Parameter
 from isthmus.units.models import Unit, label_of, number_of
 
 if TYPE_CHECKING:
@@ -134,20 +134,5 @@ def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
     return found.full_name, 0, found.exact or why_copies, number_of(group), sections[indexes]
 
 
-# --- Gathers of weights ---
-
 # The names of parameters that SimpleFSDP and others gather one by one.
 names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
-
-
-def weights_name(gatherer: Any) -> str | None:
-    """Return the name of the unit whose parameters `gatherer` gathers, None if it is not known to be a unit.
-
-    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor.
-    """
-    if isinstance(gatherer, DTensor):
-        return names_of_dtensors.get(gatherer)
-    if (first := first_name_of(gatherer)) is not None:
-        return f"fsdp1:{clean_name(first)}"
-    found = units_of_groups.get(gatherer)
-    return found.full_name if found is not None else None
