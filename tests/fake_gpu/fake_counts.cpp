@@ -1,5 +1,3 @@
-#include "fake_counts.h"
-
 #include <time.h>
 
 #include <algorithm>

@@ -13,9 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "fake_counts.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 
 struct CUevent_st {
   bool keeps_time = true;

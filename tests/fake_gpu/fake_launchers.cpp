@@ -9,9 +9,7 @@
 #include <string>
 #include <typeinfo>
 
-#include "fake_counts.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 #include "kernels/cuda/run.h"
 #include "kernels/elementwise/sequence.h"
 #include "kernels/none/sequence.h"

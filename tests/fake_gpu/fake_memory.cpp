@@ -6,9 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "fake_counts.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 
 namespace isthmus::fake_gpu {
 namespace {

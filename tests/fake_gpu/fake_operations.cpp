@@ -7,10 +7,7 @@
 #include <map>
 #include <thread>
 
-#include "fake_counts.h"
-#include "fake_reductions.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 
 namespace isthmus::fake_gpu {
 namespace {

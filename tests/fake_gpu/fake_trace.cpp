@@ -1,5 +1,3 @@
-#include "fake_trace.h"
-
 #include <cstdio>
 #include <functional>
 #include <mutex>

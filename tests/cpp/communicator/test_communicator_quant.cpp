@@ -19,16 +19,6 @@ Options quant_options(int64_t bits, ErrorFeedback error_feedback) {
   return options;
 }
 
-double relative_error(const std::vector<double>& values, const std::vector<double>& expected) {
-  double error = 0;
-  double energy = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    error += (values[i] - expected[i]) * (values[i] - expected[i]);
-    energy += expected[i] * expected[i];
-  }
-  return error / energy;
-}
-
 constexpr int64_t kChunk = 5000;  // whole groups, and a tail
 
 // A group with NaN or Inf is NaN on every rank, and in the tail an element alone; the others stay finite.
@@ -62,13 +52,13 @@ TEST(CommunicatorQuant, ErrorsOfNodesCancel) {
   double error = 0;
   for (int step = 0; step < kSteps; ++step) {
     const std::vector<double> result = world.reduce_scatter(equal, 1, {});
-    error += relative_error(result, sum) / kSteps;
+    error += relative_error(sum, result) / kSteps;
     for (size_t i = 0; i < mean.size(); ++i) {
       mean[i] += result[i] / kSteps;
     }
   }
   EXPECT_NEAR(error, expected, .02 * expected);
-  EXPECT_NEAR(relative_error(mean, sum), expected / kSteps, .04 * expected / kSteps) << "a bias adds its square";
+  EXPECT_NEAR(relative_error(sum, mean), expected / kSteps, .04 * expected / kSteps) << "a bias adds its square";
 }
 
 // A parameter that is copied for tensor parallelism is reduced in one group for each copy: other ranks of the job, at

@@ -137,6 +137,18 @@ inline std::vector<double> random_values(int64_t count, uint64_t seed) {
   return values;
 }
 
+// The squares of what values miss, as a share of what is expected.
+template <typename Expected, typename Value>
+double relative_error(const std::vector<Expected>& expected, const std::vector<Value>& values) {
+  double error = 0;
+  double energy = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    error += std::pow(static_cast<double>(expected[i]) - values[i], 2);
+    energy += std::pow(expected[i], 2);
+  }
+  return error / energy;
+}
+
 // Half the distance between 1 and the next number of the type.
 inline double unit_roundoff(DataType dtype) {
   switch (dtype) {

@@ -163,23 +163,17 @@ inline std::string name_of_map(const ::testing::TestParamInfo<NodeMap>& paramete
   return name;
 }
 
-// In float64, of the values as they are in their type.
-inline std::vector<double> sum_of(const std::vector<Array>& inputs) {
+// In float64, of the values as they are in their type, or of what of_value() makes of each.
+template <typename OfValue = std::identity>
+std::vector<double> sum_of(const std::vector<Array>& inputs, OfValue of_value = {}) {
   std::vector<double> sum(inputs.front().values().size());
   for (const Array& input : inputs) {
-    const std::vector<double> values = input.values();
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(), std::plus<>());
+    std::ranges::transform(input.values(), sum, sum.begin(), std::plus<>(), of_value);
   }
   return sum;
 }
 inline std::vector<double> sum_of_magnitudes(const std::vector<Array>& inputs) {
-  std::vector<double> sum(inputs.front().values().size());
-  for (const Array& input : inputs) {
-    const std::vector<double> values = input.values();
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(),
-                   [](double value, double total) { return total + std::fabs(value); });
-  }
-  return sum;
+  return sum_of(inputs, [](double value) { return std::fabs(value); });
 }
 
 }  // namespace isthmus::test

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -16,7 +15,7 @@
 #include "tests/cpp/support/packets.h"
 #include "tests/cpp/support/typed_data.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
 constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
@@ -80,7 +79,7 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
     const reference::QuantResult expected =
         reference::encode_quant(parameters_of(options, context), pieces[step], expected_residual);
     ASSERT_EQ(packet.copy(), expected.packet);
-    ASSERT_EQ(test::first_difference(buffer_of(residual), buffer_of(expected_residual)), -1);
+    ASSERT_EQ(first_difference(buffer_of(residual), buffer_of(expected_residual)), -1);
     const auto num_elements = static_cast<int64_t>(pieces[step].size());
     EXPECT_EQ(counts.encoded_elements, num_elements);
     EXPECT_EQ(counts.kept_elements, num_elements);
@@ -91,7 +90,7 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
     for (const float value : expected.arrives) {
       sum.push_back(3.0F + value);
     }
-    ASSERT_EQ(test::first_difference(buffer_of(out), buffer_of(sum)), -1);
+    ASSERT_EQ(first_difference(buffer_of(out), buffer_of(sum)), -1);
   }
 }
 
@@ -167,16 +166,6 @@ TEST(Quant, NonFiniteGroupsEqualReference) {
   }
 }
 
-double relative_error(const std::vector<float>& piece, const std::vector<float>& out) {
-  double error = 0;
-  double energy = 0;
-  for (size_t i = 0; i < piece.size(); ++i) {
-    error += std::pow(static_cast<double>(piece[i]) - out[i], 2);
-    energy += std::pow(piece[i], 2);
-  }
-  return error / energy;
-}
-
 std::vector<float> normal_values(size_t count) {
   std::mt19937 random(9);
   std::normal_distribution<float> draw;
@@ -217,7 +206,7 @@ TEST(Quant, MeanOfManyDrawsIsWhatWasGiven) {
         mean[i] += one[i] / double{kDraws};
       }
     }
-    const double error = relative_error(piece, {mean.begin(), mean.end()});
+    const double error = relative_error(piece, mean);
     EXPECT_NEAR(error, error_of_one / kDraws, .1 * error_of_one / kDraws + 1e-8) << bits << " bits";
   }
 }
@@ -252,4 +241,4 @@ TEST(Quant, ResidualsAreForFeedbackAlone) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

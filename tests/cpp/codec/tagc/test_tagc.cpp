@@ -149,7 +149,6 @@ TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
   });
 }
 
-// Whatever bound the threshold search starts from, it finds the same elements.
 TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
   const kernels::TagcShape shape = {.num_elements = 200001, .block_elements = 1024, .num_blocks = 196, .num_rows = 20};
   for (const Data data : {Data::kHeavyTail, Data::kAllEqual, Data::kMostlyZeros, Data::kFewDistinct}) {

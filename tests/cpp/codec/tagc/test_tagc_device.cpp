@@ -176,7 +176,6 @@ struct JobKeeper final : DeviceLauncher {
   void run(const kernels::Job& given, Stream /*stream*/) override { job = given; }
 };
 
-// However the sketch is cut into stripes.
 TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
   using InsertValues = kernels::emulated::InsertValues<true, kernels::emulated::Float32Cells>;
   const kernels::TagcShape shape = TagcSettings(options_of(4, .9), kBlocksOf256).shape(5000);

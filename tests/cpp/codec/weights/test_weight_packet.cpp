@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -40,16 +41,8 @@ std::vector<uint8_t> expect_exact(const Array& before, const Array& now) {
   return first;
 }
 
-double bits_an_element(const std::vector<uint8_t>& packet, int64_t count) {
-  return 8.0 * static_cast<double>(packet.size()) / static_cast<double>(count);
-}
-
 int num_different(const std::vector<double>& values, const std::vector<double>& expected) {
-  int count = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    count += values[i] == expected[i] ? 0 : 1;
-  }
-  return count;
+  return std::inner_product(values.begin(), values.end(), expected.begin(), 0, std::plus<>(), std::not_equal_to<>());
 }
 
 TEST(WeightPackets, StepsOfAllSizesComeThroughBitForBit) {
@@ -128,7 +121,7 @@ TEST(WeightPackets, BitsAreCloseToTheEntropy) {
   for (const auto& [learning_rate, bits] : measured) {
     const std::vector<double> before = weights(kCount);
     const auto packet = encoded({before, DataType::kBFloat16}, {moved(before, learning_rate), DataType::kBFloat16});
-    EXPECT_NEAR(bits_an_element(packet, kCount), bits, .01 * bits) << learning_rate;
+    EXPECT_NEAR(8.0 * static_cast<double>(packet.size()) / kCount, bits, .01 * bits) << learning_rate;
   }
 }
 
