@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/checksum/cpu.h"
 #include "isthmus/codec.h"
+#include "kernels/checksum/cpu.h"
 #include "tests/cpp/codec/packet_reference.h"
 #include "tests/cpp/support/instruction_sets.h"
 #include "tests/cpp/support/packets.h"

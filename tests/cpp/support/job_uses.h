@@ -71,9 +71,9 @@ inline MemoryUses uses_of_any_codec(const kernels::TagcFlatMergeJob& job) {
   return {reads(job.arrived, 8 * job.num_words), writes(job.index, 8 * job.num_words)};
 }
 inline MemoryUses uses_of_any_codec(const kernels::TagcFlatDecodeJob& job) {
-  return {reads(job.wire_index, 8 * job.shape.index_words()),
-          writes(job.cells, job.shape.sketch_bytes()), writes(job.out, 4 * job.shape.num_elements),
-          writes(job.rows, 16 * job.shape.num_blocks), adds_to_one(job.counts)};
+  return {reads(job.wire_index, 8 * job.shape.index_words()), writes(job.cells, job.shape.sketch_bytes()),
+          writes(job.out, 4 * job.shape.num_elements), writes(job.rows, 16 * job.shape.num_blocks),
+          adds_to_one(job.counts)};
 }
 
 // What the job's own codec uses besides.
