@@ -48,7 +48,7 @@ class _Rank:
         """Take a message that has arrived; sets `ended` where it is the connection's end."""
         try:
             kind, content = self.connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # between two messages, and within one
             self.ended = True
             return
         if kind == "answer":

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 
 import psutil
 import pytest
 
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network, parse_link_rate
-from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld, _Rank, ignore
 from support.limits import HANG_S, scaled
 from support.places import PYTHONPATH
 
@@ -178,6 +179,15 @@ def test_the_rank_that_failed_first_is_named(world, how, reason):
     assert text.startswith(f"rank 2 (node 1, local index 0) failed in 'fail': {reason}")
     assert "after it also rank 0, 1, 3" in text
     assert "  | last words\n" in text
+
+
+def test_a_rank_that_is_killed_within_a_message_has_ended():
+    connection, of_rank = Pipe()
+    os.write(of_rank.fileno(), b"\0\0\0\x08half")
+    of_rank.close()
+    rank = _Rank(0, None, connection, None)
+    rank.take_message(ignore)
+    assert rank.ended
 
 
 @pytest.mark.processes
