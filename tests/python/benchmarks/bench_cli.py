@@ -31,6 +31,10 @@ def start(*arguments, **environment):
 
 
 def run(*arguments, **environment):
+    """Exit code, stdout and stderr; in this process, which has imported torch, unless another environment is given."""
+    if not environment:
+        result = CliRunner(env=WIDE).invoke(app, ["bench", *map(str, arguments)])
+        return result.exit_code, result.stdout, result.stderr
     process = start(*arguments, **environment)
     try:
         out, err = process.communicate(timeout=HANG_S)
@@ -41,10 +45,10 @@ def run(*arguments, **environment):
 
 
 def refused(*arguments):
-    """What `isthmus bench` says, in this process, of arguments that it does not take."""
-    result = CliRunner(env=WIDE).invoke(app, ["bench", *map(str, arguments)])
-    assert result.exit_code == 2, result.output
-    return result.output
+    """What `isthmus bench` says of arguments that it does not take."""
+    code, out, err = run(*arguments)
+    assert code == 2, out + err
+    return out + err
 
 
 def children(process):
@@ -87,15 +91,6 @@ def on_hosts(network, starts):
         )
     told = [process.communicate(timeout=HANG_S) for process in processes]
     return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]
-
-
-def with_torchrun(network, ranks_per_host, *arguments):
-    agent = ["--nnodes", 2, "--nproc-per-node", ranks_per_host]
-    agent += ["--master-addr", network.address(0), "--master-port", network.free_port()]
-    bench = ["-m", "isthmus", "bench", *arguments]
-    return on_hosts(
-        network, [(host, {}, ["torch.distributed.run", *agent, "--node-rank", host, *bench]) for host in (0, 1)]
-    )
 
 
 def as_ranks(network, sizes, *arguments, of_rank=lambda rank: [], missing=(), **variables):
