@@ -116,23 +116,6 @@ BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
   shutdown_or_warn(std::chrono::milliseconds::max());
 }
 
-BackendStats BackendIsthmus::stats() {
-  const WithoutGil without_gil;
-  group_.process.require_this();
-  BackendStats stats = assemble(group_, sides_, counters_);
-  stats.node_map_source = node_map_source_;
-  stats.options = group_.options.to_string();
-  return stats;
-}
-
-void BackendIsthmus::reset_stats() {
-  group_.process.require_this();
-  counters_.reset();
-  for (Side* side : sides_) {
-    side->reset_stats();
-  }
-}
-
 BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                  const c10::intrusive_ptr<Options>& options) {
   const auto self = std::find(ranks.begin(), ranks.end(), getRank());

@@ -4,7 +4,9 @@
 #include <torch/headeronly/version.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "torch/backend/statistics.h"
+#include "isthmus/stats.h"
 #include "torch/base/call_counters.h"
 #include "torch/base/group.h"
 #include "torch/cuda/cuda_side.h"
@@ -43,6 +45,25 @@ struct BackendParts {
   bool beyond_job = false;  // its ranks are not known to be ranks of one job
   bool owns_worlds = true;  // see Group
 };
+
+// A snapshot for isthmus.stats().
+struct BackendStats {
+  std::string node_map;
+  std::string node_map_source;
+  std::string options;
+  std::map<std::string, int64_t> calls;           // as they arrived from torch
+  isthmus::Stats path;                            // the two-tier path on all devices, with the backend's exact calls
+  std::map<std::string, isthmus::Stats> devices;  // the two-tier path on each device: "cpu", "cuda:0"
+  double ran_s = 0;                               // see SideStats
+  double waited_s = 0;
+  std::string one_tier;  // why the group has no two tiers; empty: it has
+  std::vector<std::string> notes;
+};
+
+// What to do about reductions that stayed exact; empty: nothing.
+std::string exact_note(Reason reason, int64_t calls);
+// What to do about residuals that were dropped; empty: none was.
+std::string spikes_note(int64_t spikes);
 
 // Shuts down every backend of this process that still runs. Called at the interpreter's exit.
 void shutdown_all();

@@ -2,13 +2,49 @@
 #include <utility>
 
 #include "torch/backend/backend.h"
-#include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
 
 Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.data_ptr(), tensor.numel(), dtype}; }
+
+// Multiplies `tensor` for a call with with_plain_sum(), if the world backend does not multiply (Gloo). Throws TypeError
+// if the world backend would misread a factor of another type (NCCL).
+at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const WorldAbilities& world) {
+  const at::NoGradGuard no_grad;
+  const auto* factor = premultiplier(op);
+  if (factor == nullptr) {
+    return tensor;
+  }
+  const at::Tensor& number = factor->tensor_factor;
+  if (world.premultiplied_sums) {
+    TORCH_CHECK_TYPE(!number.defined() || number.scalar_type() == tensor.scalar_type(), "isthmus: a PREMUL_SUM of ",
+                     tensor.scalar_type(), " by a tensor of ", number.defined() ? number.scalar_type() : at::kFloat,
+                     ": on GPUs both must be of one type");
+    return tensor;
+  }
+  const at::Tensor product = number.defined() ? tensor.mul(number) : tensor.mul(factor->double_factor);
+  return product.to(tensor.scalar_type()).reshape(tensor.sizes());  // a factor of one element adds a dimension
+}
+
+void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const WorldAbilities& world) {
+  for (auto& tensor : tensors) {
+    const at::Tensor product = premultiplied(tensor, op, world);
+    if (!product.is_same(tensor)) {
+      write(tensor, product);
+    }
+  }
+}
+
+// Returns the call's options for tensors that are multiplied already.
+template <typename CallOptions>
+CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
+  if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !world.premultiplied_sums) {
+    options.reduceOp = c10d::ReduceOp(c10d::ReduceOp::SUM);
+  }
+  return options;
+}
 
 }  // namespace
 

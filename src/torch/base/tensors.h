@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "isthmus/buffer.h"
 
@@ -51,6 +52,16 @@ inline at::Tensor contiguous(const at::Tensor& tensor) {
 // Returns `output` if it is contiguous, else contiguous memory whose contents are later copied to it.
 inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
   return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
+}
+
+// Returns what a PREMUL_SUM multiplies by; null for other operations.
+inline const c10d::NCCLPreMulSumSupplement* premultiplier(const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) {
+    return nullptr;
+  }
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(factor != nullptr, "isthmus: a PREMUL_SUM without a factor");
+  return factor;
 }
 
 // Returns the memory of a contiguous tensor.

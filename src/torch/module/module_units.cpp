@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
@@ -75,18 +74,13 @@ std::vector<ParkedState> parked_from(const py::object& list, const at::Tensor& v
   return parked;
 }
 
-py::object tensor_or_empty(const at::Tensor& tensor) {
-  return py::cast(tensor.defined() ? tensor : at::empty({0}, at::kFloat));
-}
-
 py::dict to_dict(const SavedUnit& unit) {
   return py::dict("name"_a = unit.key.name, "num_elements"_a = unit.key.num_elements,
                   "dtype"_a = to_string(unit.key.dtype), "collective"_a = to_string(unit.key.collective),
                   "layout"_a = unit.key.layout, "step"_a = unit.step, "scale"_a = unit.scale,
-                  "residual"_a = tensor_or_empty(unit.residual),
-                  "result_residual"_a = tensor_or_empty(unit.result_residual), "owner"_a = unit.key.owner,
+                  "residual"_a = unit.residual, "result_residual"_a = unit.result_residual, "owner"_a = unit.key.owner,
                   "sections"_a = pairs_of(unit.key.sections), "parked"_a = list_of_parked(unit.parked),
-                  "parked_values"_a = tensor_or_empty(unit.parked_values));
+                  "parked_values"_a = unit.parked_values);
 }
 
 py::list list_of_units(const std::vector<SavedUnit>& units) {

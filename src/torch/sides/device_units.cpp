@@ -12,19 +12,15 @@ namespace {
 
 // Returns a copy in host memory.
 at::Tensor copy_of(ConstBuffer residual, Device& device) {
-  if (residual.num_elements == 0) {
-    return {};
-  }
   at::Tensor copy = at::empty({residual.num_elements}, at::kFloat);
-  device.read(residual, {copy.data_ptr(), residual.num_elements, DataType::kFloat32});
+  if (residual.num_elements > 0) {
+    device.read(residual, {copy.data_ptr(), residual.num_elements, DataType::kFloat32});
+  }
   return copy;
 }
 
-// Returns a view of the tensor; empty if it is undefined.
+// Returns a view of the tensor.
 ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
-  if (!residual.defined()) {
-    return {nullptr, 0, DataType::kFloat32};
-  }
   TORCH_CHECK_VALUE(residual.is_cpu() && residual.scalar_type() == at::kFloat && residual.is_contiguous(),
                     "isthmus: residual of unit ", key.name, ": expected a contiguous float32 tensor on the CPU, got ",
                     residual.scalar_type(), " on ", residual.device());
@@ -34,22 +30,20 @@ ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
 void append_copies_of_units(Communicator& communicator, std::vector<SavedUnit>& saved) {
   Device& device = communicator.device();
   for (const UnitState& unit : communicator.units().states()) {
-    SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
-                                                   copy_of(unit.result_residual, device), unit.parked, at::Tensor()});
     int64_t num_parked = 0;
-    for (const ParkedState& parked : copy.parked) {
+    for (const ParkedState& parked : unit.parked) {
       num_parked += parked.values.num_elements;
     }
-    if (num_parked > 0) {
-      copy.parked_values = at::empty({num_parked}, at::kFloat);
-      const Buffer all{copy.parked_values.data_ptr(), num_parked, DataType::kFloat32};
-      int64_t begin = 0;
-      for (ParkedState& parked : copy.parked) {
-        const Buffer place = all.slice(begin, parked.values.num_elements);
-        device.read(parked.values, place);
-        parked.values = place;
-        begin += place.num_elements;
-      }
+    SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
+                                                   copy_of(unit.result_residual, device), unit.parked,
+                                                   at::empty({num_parked}, at::kFloat)});
+    const Buffer all{copy.parked_values.data_ptr(), num_parked, DataType::kFloat32};
+    int64_t begin = 0;
+    for (ParkedState& parked : copy.parked) {
+      const Buffer place = all.slice(begin, parked.values.num_elements);
+      device.read(parked.values, place);
+      parked.values = place;
+      begin += place.num_elements;
     }
   }
 }

@@ -19,7 +19,7 @@ struct SavedUnit {
   UnitKey key;
   uint64_t step = 0;
   double scale = 0;
-  at::Tensor residual;              // float32, 1-D; undefined if there is none
+  at::Tensor residual;              // float32, 1-D; empty if there is none
   at::Tensor result_residual;       // the same
   std::vector<ParkedState> parked;  // their values are consecutive views of parked_values
   at::Tensor parked_values;         // as `residual`

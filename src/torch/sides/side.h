@@ -10,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "isthmus/communicator.h"
-#include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/works/work.h"
@@ -18,6 +17,14 @@
 namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// Features that only some world backends have.
+struct WorldAbilities {
+  bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
+  bool all_to_all_of_lists = false;
+  bool coalesced_gathers = false;
+  bool groups = false;  // calls between its startCoalescing() and endCoalescing() start together
+};
 
 // One operation of the two-tier path, on the CPU or on a GPU.
 struct TwoTierCall {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "communicator/plan/policy.h"
-#include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
@@ -28,6 +27,27 @@ Reduction tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std
 // Returns "fsdp1:float32:4096".
 std::string made_up_name(const char* kind, const ReductionShape& shape) {
   return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
+}
+
+// Returns the factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in GPU memory, where
+// reading it would block.
+std::optional<double> sum_scale(const c10d::ReduceOp& op, int size) {
+  if (op.op_ == c10d::ReduceOp::SUM) {
+    return 1.0;
+  }
+  if (op.op_ == c10d::ReduceOp::AVG) {
+    return 1.0 / size;
+  }
+  if (const auto* factor = premultiplier(op)) {
+    const at::Tensor& tensor = factor->tensor_factor;
+    if (!tensor.defined()) {
+      return factor->double_factor;
+    }
+    if (tensor.is_cpu()) {
+      return tensor.item<double>();
+    }
+  }
+  return std::nullopt;
 }
 
 // If the reduction's elements are not in the known order, the sections do not apply: the reduction is one section.
