@@ -31,6 +31,7 @@ class GpuWorld {
     Stream other_stream;
     std::shared_ptr<EmulatedTransport> intra;
     std::shared_ptr<EmulatedTransport> gather_intra;
+    Tiers tiers;  // all of them: work that is under way outlives the communicator
     std::unique_ptr<Communicator> communicator;
   };
 
@@ -58,6 +59,7 @@ class GpuWorld {
         tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
         tiers.gather_inter = enqueued(on_streams.gather_inter, true);
       }
+      rank.tiers = tiers;
       rank.communicator = std::make_unique<Communicator>(map, r, tiers, options, rank.gpu);
     }
   }
