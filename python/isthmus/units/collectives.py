@@ -83,8 +83,7 @@ class UnitAllGather(_Collective):
         unit, prefetch = self._unit(), self._prefetch
         is_followed = prefetch is not None and prefetch.gathers(unit)
         group = companion_of(group) or group
-        backend = isthmus_backend(group) if output_tensor.is_cuda else None
-        in_halves = backend is not None and backend.options.sends_differences
+        in_halves = output_tensor.is_cuda and _sends_differences(group)
         pushed = native.unit_pushed(units_of_groups[unit].full_name, owner=number_of(unit), in_halves=in_halves)
         with pushed, self._behind_the_stream_of(output_tensor):
             work: dist.Work | None = dist.all_gather_into_tensor(
@@ -108,6 +107,11 @@ class _Followed(dist.Work):
         is_done: bool = self._work.wait() if timeout is None else self._work.wait(timeout)
         self._then()
         return is_done
+
+
+def _sends_differences(group: dist.ProcessGroup) -> bool:
+    backend = isthmus_backend(group)
+    return backend is not None and backend.options.sends_differences
 
 
 class UnitReduceScatter(_Collective):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -11,13 +12,13 @@ from rich.console import Console
 
 import isthmus
 from isthmus.benchmarks.common.shape import ModelShape
-from isthmus.benchmarks.common.stage import ignore
 from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS
 from isthmus.benchmarks.convergence.config import ConvergenceConfig, Setting
 from isthmus.benchmarks.convergence.results import ResultsFile, Run, make_run, read_results
 from isthmus.benchmarks.convergence.run import merged
 from isthmus.benchmarks.convergence.summary import print_summary, summarise
-from isthmus.benchmarks.convergence.worker import RankWorker
+from isthmus.benchmarks.convergence.worker import Worker
+from isthmus.benchmarks.simulate.ranks import ignore
 from python.benchmarks.bench_cli import assert_gone, children, run, start, wait_for_line
 from support import ranks
 from support.limits import HANG_S, OPERATION_S
@@ -151,10 +152,10 @@ def train_each(rank, world_size, text, ports):
     answers = []
     for arm, port in zip(FINISHED, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
-        worker = RankWorker()
+        worker = Worker()
         run = make_run(SMALL, ARMS[arm], 0.002, 1, "text", 0.008)
-        worker.setup({"run": asdict(run), "files": [text], "timeout_s": OPERATION_S}, ignore)
-        answers.append(worker.train({}, ignore))
+        worker.setup(ignore, run, [Path(text)], OPERATION_S)
+        answers.append(worker.train(ignore))
         dist.destroy_process_group()
     return answers
 
@@ -162,7 +163,7 @@ def train_each(rank, world_size, text, ports):
 @pytest.mark.processes
 def test_each_layout_trains_and_sends_what_it_should(text):
     ports = [ranks.free_port() for _ in FINISHED]
-    of_ranks = ranks.run(train_each, 2, str(text), ports, env={"ISTHMUS_NODES": "2x1"})
+    of_ranks = ranks.run(train_each, 2, str(text), ports, env={"ISTHMUS_NODES": "2x1", "GLOO_SOCKET_IFNAME": "lo"})
     results = {arm: merged(tiny_run(setting=SMALL), answers) for arm, *answers in zip(FINISHED, *of_ranks, strict=True)}
     exact = results["exact"]
     # float32, both directions together; and the header of a packet for each unit and direction.

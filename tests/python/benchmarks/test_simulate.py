@@ -70,7 +70,9 @@ def wait_until_gone(pids):
 
 
 def qdiscs(network):
-    words = [[*network._enter(holder), "tc", "qdisc", "show", "dev", name] for holder, name in network._shaped_ends]
+    words = [
+        [*network.command_prefix(holder), "tc", "qdisc", "show", "dev", name] for holder, name in network._shaped_ends
+    ]
     return [subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in words]
 
 
