@@ -8,6 +8,7 @@
 #include <iterator>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "base/option_rows.h"
 #include "codec/registry.h"
@@ -225,7 +226,7 @@ void OptionField::set(Options& options, const std::string& text) const {
   const bool is_word = choices.empty() || found != choices.end();
   ISTHMUS_CHECK(OptionError, is_word && std::visit(parse_member, member) && (accepts == nullptr || accepts(changed)),
                 "option ", name, refusal(text, range));
-  options = changed;
+  options = std::move(changed);
 }
 
 std::string OptionField::get(const Options& options) const {

@@ -159,11 +159,11 @@ struct QuantRows {
 
   ISTHMUS_QUANT typename Lanes::Float operator()(int row) const {
     const bool present = row < num_rows;
-    const typename Lanes::Float values = load(piece + row * kQuantLanes, present);
+    const typename Lanes::Float values = load(piece + place_of(row), present);
     if constexpr (kFeedback) {
-      prefetch(piece + row * kQuantLanes);
-      prefetch(residual + row * kQuantLanes);
-      return values + lanes->load(residual + row * kQuantLanes, present);
+      prefetch(piece + place_of(row));
+      prefetch(residual + place_of(row));
+      return values + lanes->load(residual + place_of(row), present);
     } else {
       return values;
     }
@@ -171,10 +171,11 @@ struct QuantRows {
 
   ISTHMUS_QUANT void keep(int row, typename Lanes::Float decoded, bool present) const {
     constexpr float kLargest = 0x1.fffffep127F;
-    lanes->store(lanes->limited((*this)(row)-decoded, -kLargest, kLargest), residual + row * kQuantLanes, present);
+    lanes->store(lanes->limited((*this)(row)-decoded, -kLargest, kLargest), residual + place_of(row), present);
   }
 
  private:
+  ISTHMUS_QUANT static int64_t place_of(int row) { return int64_t{row} * kQuantLanes; }
   ISTHMUS_QUANT typename Lanes::Float load(const Piece* row, bool present) const {
     if constexpr (std::is_same_v<Piece, float>) {
       return lanes->load(row, present);

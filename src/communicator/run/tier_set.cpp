@@ -74,6 +74,7 @@ void TierSet::take_counts(CollectiveStats& sent, PeerWaits& waits) const {
 
 void TierSet::abort() const {
   std::vector<std::function<void()>> aborts;
+  aborts.reserve(all_.size());
   for (const auto& tier : all_) {
     aborts.emplace_back([tier] { tier->abort(); });
   }

@@ -192,9 +192,9 @@ std::string FaultBoard::sentence(const std::map<int, std::string>& posted, const
     const std::string where = found->second.substr(0, split);
     const std::string error = found->second.substr(split + 1);
     if (where != here) {
-      elsewhere.push_back(name + " was in " + where + ": " + error);
+      elsewhere.push_back(detail::concatenate(name, " was in ", where, ": ", error));
     } else if (rank != rank_) {
-      alike.push_back(name + ": " + error);
+      alike.push_back(detail::concatenate(name, ": ", error));
     }
   }
   std::string text = "All ranks reported";
