@@ -54,7 +54,7 @@ void forge(FuzzedDataProvider& provider, const kernels::TagcShape& shape, Packet
   TagcScratch scratch;
   const int64_t element = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % shape.num_elements;
   const auto change = provider.ConsumeIntegral<uint32_t>();
-  const auto& rows = scratch.hash(shape, tagc_seed(context))[element / shape.block_elements];
+  const auto& rows = scratch.hash(shape, context)[element / shape.block_elements];
   uint8_t* sketch = packet.data() + packet.bytes - 4 * shape.num_cells();
   for (const uint32_t row : rows.row) {
     uint8_t* cell = sketch + 4 * (row * shape.block_elements + element % shape.block_elements);
