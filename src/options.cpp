@@ -8,6 +8,7 @@
 #include <iterator>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "base/option_rows.h"
 #include "codec/registry.h"
@@ -16,17 +17,25 @@
 namespace isthmus {
 namespace {
 
-bool are_patterns(const std::string& text) {
-  const std::vector<std::string> patterns = split_patterns(text);
-  return std::none_of(patterns.begin(), patterns.end(),
-                      [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
+bool units_are_patterns(const Options& options) {
+  return std::ranges::none_of(split_patterns(options.units),
+                              [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
+}
+
+// The environment variable of an option: "ISTHMUS_MAX_UNITS".
+std::string variable_of(std::string_view option) {
+  std::string variable = "ISTHMUS_";
+  for (const char letter : option) {
+    variable += static_cast<char>(letter >= 'a' && letter <= 'z' ? letter - 'a' + 'A' : letter);
+  }
+  return variable;
 }
 
 // Marks an option that every lossy codec uses.
 OptionField used_by_lossy(OptionField field) {
   for (const CodecType* type : codec_types_by_id()) {
     if (type->id != CodecId::kNone) {
-      field.users.push_back({type->name});
+      field.users.emplace_back(type->name);
     }
   }
   return field;
@@ -38,11 +47,12 @@ const CodecOption* option_of(const CodecType& type, const char* name) {
   return found == type.options.end() ? nullptr : &*found;
 }
 
-// Adds the codecs that use the field.
-void add_users(OptionField& field) {
+// Adds the variable, and the codecs that use the field.
+void complete(OptionField& field) {
+  field.environment = variable_of(field.name);
   for (const CodecType* type : codec_types_by_id()) {
-    if (const CodecOption* option = option_of(*type, field.name)) {
-      field.users.push_back({type->name, option->only});
+    if (option_of(*type, field.name) != nullptr) {
+      field.users.emplace_back(type->name);
     }
   }
 }
@@ -52,7 +62,7 @@ std::vector<OptionField> codec_rows() {
   std::vector<OptionField> rows;
   for (const CodecType* type : codec_types()) {
     for (const CodecOption& option : type->options) {
-      if (option.field.set != nullptr) {
+      if (option.field.help != nullptr) {
         rows.push_back(option.field);
       }
     }
@@ -63,9 +73,10 @@ std::vector<OptionField> codec_rows() {
 // The rows before those of codecs.
 std::vector<OptionField> first_rows() {
   return {
-      rows::text_field("nodes", &Options::nodes, "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
-                       "Which ranks share a node; empty: found from the launcher, or the machine.",
-                       [](const std::string&) { return true; }),  // NodeMap::parse decides: the world's size is unknown
+      {.name = "nodes",  // NodeMap::parse decides what is in range: the world's size is unknown here
+       .range = "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
+       .help = "Which ranks share a node; empty: found from the launcher, or the machine.",
+       .member = &Options::nodes},
       rows::choice_field("codec", &Options::codec, codec_names(),
                          "What compresses the gradients that cross between nodes."),
       rows::choice_field("tiers", &Options::tiers, {"two", "flat"},
@@ -85,8 +96,11 @@ std::vector<OptionField> last_rows() {
                          [](int64_t value) { return value >= 0 && value <= 64; }),
       used_by_lossy(rows::count_field("error_interval", &Options::error_interval, 0,
                                       "Reductions of a unit between measurements of its codec's error; 0: none.")),
-      rows::text_field("units", &Options::units, "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
-                       "Which units are compressed, by name.", are_patterns),
+      {.name = "units",
+       .range = "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
+       .help = "Which units are compressed, by name.",
+       .member = &Options::units,
+       .accepts = units_are_patterns},
       rows::choice_field(
           "gradients", &Options::gradients, {"labelled", "backward"},
           "labelled: only reductions that FSDP labels or isthmus.prepare tagged are gradients; backward: every "
@@ -100,7 +114,10 @@ std::vector<OptionField> last_rows() {
                         "Gathers of a unit, with weights=delta, between comparisons of what ranks hold; 0: none."),
       rows::count_field("max_units", &Options::max_units, 1,
                         "Units whose state is kept; further ones are exact, and counted."),
-      rows::switch_field("device_timings", &Options::device_timings, "On a GPU: time each phase, by events around it."),
+      {.name = "device_timings",
+       .range = "1, true, yes, 0, false or no",
+       .help = "On a GPU: time each phase, by events around it.",
+       .member = &Options::device_timings},
       rows::choice_field("log", &Options::log, {"debug", "info", "warning", "error"},
                          "The least severe message that is logged."),
   };
@@ -111,8 +128,28 @@ std::vector<OptionField> make_table() {
   for (std::vector<OptionField>& part : std::array{first_rows(), codec_rows(), last_rows()}) {
     std::ranges::move(part, std::back_inserter(table));
   }
-  std::ranges::for_each(table, add_users);
+  std::ranges::for_each(table, complete);
   return table;
+}
+
+// Each returns whether the text is a value, and then sets it.
+bool parse(const std::string& text, std::string& value) {
+  value = text;
+  return true;
+}
+bool parse(const std::string& text, bool& value) {
+  value = text == "1" || text == "true" || text == "yes";
+  return value || text == "0" || text == "false" || text == "no";
+}
+template <typename Number>
+bool parse(const std::string& text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// The text of the error that refuses a value.
+std::string refusal(const std::string& value, const std::string& range) {
+  return detail::concatenate("=\"", value, "\": expected ", range);
 }
 
 std::string as_text(const std::string& value) { return value; }
@@ -122,14 +159,6 @@ std::string as_text(double value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof(text), value);  // shortest that reads back the same
   return {text, end};
-}
-
-// Whether the option has the value in `setting`: "tiers=flat".
-bool holds(const Options& options, const std::string& setting) {
-  const auto is_of = [&](const OptionField& field) {
-    return setting == detail::concatenate(field.name, '=', field.get(options));
-  };
-  return std::ranges::any_of(option_fields(), is_of);
 }
 
 // Null where the variable is not set or empty.
@@ -167,9 +196,7 @@ std::string Options::to_string() const {
 }
 
 bool Options::uses(const OptionField& field) const {
-  return field.users.empty() || std::ranges::any_of(field.users, [this](const OptionUser& user) {
-           return user.codec == codec && (*user.only == '\0' || holds(*this, user.only));
-         });
+  return field.users.empty() || std::ranges::find(field.users, codec) != field.users.end();
 }
 
 std::string Options::codec_settings() const {
@@ -184,6 +211,24 @@ std::string Options::codec_settings() const {
   return text;
 }
 
+void OptionField::set(Options& options, const std::string& text) const {
+  Options changed = options;
+  const auto found = std::ranges::find(choices, text);
+  const auto parse_member = [&](auto field) {
+    auto& value = changed.*field;
+    if constexpr (std::is_enum_v<std::decay_t<decltype(value)>>) {
+      value = static_cast<std::decay_t<decltype(value)>>(found - choices.begin());
+      return true;
+    } else {
+      return parse(text, value);
+    }
+  };
+  const bool is_word = choices.empty() || found != choices.end();
+  ISTHMUS_CHECK(OptionError, is_word && std::visit(parse_member, member) && (accepts == nullptr || accepts(changed)),
+                "option ", name, refusal(text, range));
+  options = std::move(changed);
+}
+
 std::string OptionField::get(const Options& options) const {
   const auto text_of = [&](auto field) {
     if constexpr (std::is_enum_v<std::decay_t<decltype(options.*field)>>) {
@@ -195,14 +240,7 @@ std::string OptionField::get(const Options& options) const {
   return std::visit(text_of, member);
 }
 
-std::string OptionField::users_text() const {
-  std::vector<std::string> texts;
-  texts.reserve(users.size());
-  for (const OptionUser& user : users) {
-    texts.push_back(user.codec + (*user.only == '\0' ? "" : detail::concatenate(" with ", user.only)));
-  }
-  return rows::listed(texts);
-}
+std::string OptionField::users_text() const { return rows::listed(users); }
 
 bool OptionField::is_in_environment() const { return environment_value(environment) != nullptr; }
 
@@ -216,8 +254,7 @@ Options Options::from_environment() {
     try {
       field.set(options, value);
     } catch (const OptionError&) {
-      throw OptionError(
-          detail::concatenate("environment variable ", field.environment, rows::refusal(value, field.range)));
+      throw OptionError(detail::concatenate("environment variable ", field.environment, refusal(value, field.range)));
     }
   }
   return options;

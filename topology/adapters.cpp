@@ -72,12 +72,12 @@ class Ports {
           std::filesystem::read_symlink(sysfs_.root + "/bus/pci/devices/" + nic.bus_id + "/physfn", error);
       return sysfs_.exists() && !physical.empty() && functions.count(physical.filename()) != 0;
     });
-    std::sort(machine_.nics.begin(), machine_.nics.end(), [](const Nic& a, const Nic& b) {
+    std::ranges::sort(machine_.nics, [](const Nic& a, const Nic& b) {
       const int by_name = strverscmp(a.name.c_str(), b.name.c_str());  // mlx5_2 before mlx5_10
       return std::tuple(!a.speaks_rdma(), by_name, a.bus_id) < std::tuple(!b.speaks_rdma(), 0, b.bus_id);
     });
-    for (size_t index = 0; index < machine_.nics.size(); ++index) {
-      machine_.nics[index].index = static_cast<int>(index);
+    for (int index = 0; Nic & nic : machine_.nics) {
+      nic.index = index++;
     }
     if (!left_out_.empty()) {
       machine_.note("left out: " + left_out_.substr(2));

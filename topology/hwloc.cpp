@@ -104,11 +104,10 @@ class Reader {
     }
     const int place = machine_.add({"switch", bus_id(bridge), above, link_speed(bridge), {}});
     read_below(bridge, place, level);
-    const auto hangs_here = [&](const Place& one) { return one.above == place; };
-    const auto first = std::find_if(machine_.pcie.begin() + place, machine_.pcie.end(), hangs_here);
+    const auto first = std::ranges::find(machine_.pcie, place, &Place::above);
     if (first == machine_.pcie.end()) {
       machine_.pcie.resize(place);
-    } else if (level == 1 && std::none_of(first + 1, machine_.pcie.end(), hangs_here)) {
+    } else if (level == 1 && std::ranges::count(machine_.pcie, place, &Place::above) == 1) {
       first->above = above;  // what alone is plugged into a port
     }
   }
@@ -131,7 +130,7 @@ class Reader {
   // The place of an adapter, which its functions share.
   int adapter(hwloc_obj_t function, int above) {
     const std::string id = bus_id(function);
-    const auto place = std::find_if(machine_.pcie.begin(), machine_.pcie.end(), [&](const Place& other) {
+    const auto place = std::ranges::find_if(machine_.pcie, [&](const Place& other) {
       return other.above == above && other.kind == "nic" && other.bus_id.substr(0, 10) == id.substr(0, 10);
     });
     return place != machine_.pcie.end() ? static_cast<int>(place - machine_.pcie.begin())
@@ -175,7 +174,7 @@ void take_gpus(Machine& machine, const NvmlFacts& nvml) {
   std::vector<Gpu> gpus = nvml.gpus;
   std::string hidden, lost;
   for (const Gpu& seen : machine.gpus) {
-    const auto told = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& one) { return one.bus_id == seen.bus_id; });
+    const auto told = std::ranges::find(gpus, seen.bus_id, &Gpu::bus_id);
     if (told == gpus.end()) {
       hidden += ", " + seen.bus_id;
     } else {

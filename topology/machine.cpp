@@ -24,12 +24,13 @@ void settle(std::vector<Kind>& devices, const std::string& what, Machine& machin
   if (by_bus_id && devices.size() > 1) {
     machine.note(what + " are numbered by rising bus id, as their drivers do");
   }
-  std::stable_sort(devices.begin(), devices.end(), [&](const Kind& a, const Kind& b) {
-    return by_bus_id ? std::pair(a.bus_id.empty(), a.bus_id) < std::pair(b.bus_id.empty(), b.bus_id)
-                     : a.index < b.index;
-  });
-  for (size_t place = 0; by_bus_id && place < devices.size(); ++place) {
-    devices[place].index = static_cast<int>(place);
+  if (by_bus_id) {
+    std::ranges::stable_sort(devices, {}, [](const Kind& one) { return std::pair(one.bus_id.empty(), one.bus_id); });
+    for (int place = 0; Kind & device : devices) {
+      device.index = place++;
+    }
+  } else {
+    std::ranges::sort(devices, {}, &Kind::index);
   }
 }
 
@@ -110,15 +111,14 @@ int Machine::add(const Place& place) {
 }
 
 void Machine::note(const std::string& text) {
-  if (std::find(notes.begin(), notes.end(), text) == notes.end()) {
+  if (std::ranges::find(notes, text) == notes.end()) {
     notes.push_back(text);
   }
 }
 
 void finish(Machine& machine) {
-  const auto by_index = [](const auto& a, const auto& b) { return a.index < b.index; };
-  std::sort(machine.sockets.begin(), machine.sockets.end(), by_index);
-  std::sort(machine.numa_nodes.begin(), machine.numa_nodes.end(), by_index);
+  std::ranges::sort(machine.sockets, {}, &Socket::index);
+  std::ranges::sort(machine.numa_nodes, {}, &NumaNode::index);
   settle(machine.gpus, "GPUs", machine);
   settle(machine.nics, "NICs", machine);
   const int num_gpus = static_cast<int>(machine.gpus.size()), size = machine.num_devices();

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <map>
-#include <set>
 
 #include "topology/read.h"
 
@@ -40,20 +39,24 @@ py::list each(const Items& items, const Describe& describe) {
   return found;
 }
 
-// The places right below one of the tree, by each place's own.
-py::list pcie(const Machine& machine, std::map<int, std::set<int>>& below, int above) {
-  return each(below[above], [&](int place) {
-    const Place& one = machine.pcie[place];
-    py::list devices;
-    for (int device = 0; device < machine.num_devices(); ++device) {
-      if (machine.device(device).place == place) {
-        devices.append(machine.id(device));
-      }
+// The host bridges that devices are below, with all on the way to these.
+py::list pcie(const Machine& machine) {
+  std::map<int, py::list> devices;  // at each place that is shown
+  for (int device = 0; device < machine.num_devices(); ++device) {
+    for (int at = machine.device(device).place; at != -1; at = machine.pcie[at].above) {
+      devices[at];
     }
-    return py::dict("kind"_a = one.kind, "bus_id"_a = text(one.bus_id), "devices"_a = devices,
-                    "link_speed_gbit_s"_a = one.link_speed_gbit_s, "numa_node"_a = one.numa_node,
-                    "children"_a = pcie(machine, below, place));
-  });
+    devices[machine.device(device).place].append(machine.id(device));
+  }
+  devices.erase(-1);
+  std::map<int, py::list> below;
+  for (const auto& [place, at] : devices) {
+    const Place& one = machine.pcie[place];
+    below[one.above].append(py::dict("kind"_a = one.kind, "bus_id"_a = text(one.bus_id), "devices"_a = at,
+                                     "link_speed_gbit_s"_a = one.link_speed_gbit_s, "numa_node"_a = one.numa_node,
+                                     "children"_a = below[place]));
+  }
+  return below[-1];
 }
 
 py::object fabric(const Gpu& gpu) {
@@ -90,15 +93,9 @@ py::dict facts(const Machine& machine) {
                             "speed_gbit_s"_a = machine.link(a, b).speed_gbit_s));
     }
   }
-  std::map<int, std::set<int>> below;  // places that devices hang from
-  for (int device = 0; device < machine.num_devices(); ++device) {
-    for (int at = machine.device(device).place; at != -1; at = machine.pcie[at].above) {
-      below[machine.pcie[at].above].insert(at);
-    }
-  }
   return py::dict("name"_a = machine.name, "source"_a = machine.source, "sockets"_a = sockets,
                   "numa_nodes"_a = numa_nodes, "gpus"_a = gpus, "nics"_a = nics, "links"_a = links,
-                  "pcie"_a = pcie(machine, below, -1), "notes"_a = machine.notes);
+                  "pcie"_a = pcie(machine), "notes"_a = machine.notes);
 }
 
 py::tuple rails(const Machine& machine, std::optional<int> ranks_per_node) {

@@ -65,9 +65,7 @@ class Reader {
     for (Gpu& gpu : machine_.gpus) {
       has_nvlinks = has_nvlinks || !gpu.nvlinks.empty();
       for (NvLinks& links : gpu.nvlinks) {  // one that has no class may be a GPU of the file still
-        links.is_to_switch =
-            links.is_to_switch && std::none_of(machine_.gpus.begin(), machine_.gpus.end(),
-                                               [&](const Gpu& one) { return one.bus_id == links.peer; });
+        links.is_to_switch &= std::ranges::find(machine_.gpus, links.peer, &Gpu::bus_id) == machine_.gpus.end();
       }
     }
     finish(machine_);
@@ -110,13 +108,9 @@ class Reader {
     const int code = class_code(pci), vendor = static_cast<int>(pci.integer("vendor", 0, 0xFFFF, -1));
     const auto gpus = pci.all("gpu"), nics = pci.all("nic");
     const bool is_a_gpu = !gpus.empty() || is_gpu(code, vendor), is_a_nic = !nics.empty() || is_nic(code);
-    const int place = machine_.add({is_a_gpu   ? "gpu"
-                                    : is_a_nic ? "nic"
-                                               : "switch",
-                                    bus_id,
-                                    above,
-                                    pcie_gbit_s({pci.text("link_speed"), pci.text("link_width")}),
-                                    {}});
+    const char* const kind = is_a_gpu ? "gpu" : is_a_nic ? "nic" : "switch";
+    const int place =
+        machine_.add({kind, bus_id, above, pcie_gbit_s({pci.text("link_speed"), pci.text("link_width")}), {}});
     if (is_a_gpu) {
       add_gpu(place, pci, gpus.empty() ? pci : *gpus[0], vendor);
     } else if (is_a_nic) {

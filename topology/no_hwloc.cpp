@@ -6,8 +6,7 @@ namespace {
 
 constexpr const char* kMissing =
     "isthmus was built without hwloc or Expat, which describe machines: install libhwloc-dev and libexpat1-dev "
-    "(Debian) "
-    "or hwloc-devel and expat-devel (Fedora), and build again";
+    "(Debian) or hwloc-devel and expat-devel (Fedora), and build again";
 
 }  // namespace
 

@@ -81,8 +81,7 @@ class Nvml {
     fabric.version = kFabricVersion;
     const bool answered = call("nvmlDeviceGetGpuFabricInfoV", device, &fabric) == 0;
     // One node's NVSwitches have no cluster id.
-    const bool named =
-        std::any_of(std::begin(fabric.cluster), std::end(fabric.cluster), [](auto byte) { return byte != 0; });
+    const bool named = std::ranges::any_of(fabric.cluster, [](auto byte) { return byte != 0; });
     if (answered && fabric.state == kFabricCompleted && fabric.status == 0 && named) {
       found.fabric.emplace(uuid(fabric.cluster), static_cast<int>(fabric.clique));
     }

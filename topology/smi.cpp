@@ -113,21 +113,15 @@ class Matrix {
       devices_.push_back(row_of(column));
       devices_.back().number = devices_.back().number == -1 ? num_nics : devices_.back().number;
       num_nics += devices_.back().kind == 'N' ? 1 : 0;
-      require(find(devices_.back().name) == &devices_.back() && devices_[0].kind == 'G', line,
-              "the line above the matrix does not name its columns");
+      const auto is_new = std::ranges::count(devices_, devices_.back().name, &Row::name) == 1;
+      require(is_new && devices_[0].kind == 'G', line, "the line above the matrix does not name its columns");
     }
-  }
-
-  Row* find(const std::string& name) {
-    const auto found =
-        std::find_if(devices_.begin(), devices_.end(), [&](const Row& device) { return device.name == name; });
-    return found == devices_.end() ? nullptr : &*found;
   }
 
   // Returns whether it is a row of this matrix; other text and other matrices are not.
   bool read_row(const std::string& name, std::string text, int line) {
-    Row* row = find(name);
-    if (row == nullptr || num_read_ == devices_.size()) {
+    const auto row = std::ranges::find(devices_, name, &Row::name);
+    if (row == devices_.end() || num_read_ == devices_.size()) {
       return false;
     }
     require(row->line == 0, line, "row ", name, " is given twice, first in line ", row->line);
@@ -207,9 +201,7 @@ Machine Matrix::machine() const {
       machine.note("MIG devices are left out: each is where its GPU is");
     }
   }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return std::pair(devices_[a].kind, devices_[a].number) < std::pair(devices_[b].kind, devices_[b].number);
-  });
+  std::ranges::stable_sort(order, {}, [&](size_t at) { return std::pair(devices_[at].kind, devices_[at].number); });
   for (const size_t at : order) {
     const Row& device = devices_[at];
     if (device.kind == 'G') {
@@ -217,8 +209,7 @@ Machine Matrix::machine() const {
       Gpu& gpu = machine.gpus.emplace_back();
       gpu.index = device.number;
       gpu.numa_node = numa_node;
-      const auto is_same = [node = numa_node](const NumaNode& one) { return one.index == node; };
-      if (numa_node && std::none_of(machine.numa_nodes.begin(), machine.numa_nodes.end(), is_same)) {
+      if (numa_node && std::ranges::count(machine.numa_nodes, *numa_node, &NumaNode::index) == 0) {
         machine.numa_nodes.push_back({*numa_node, numa_node, cpus});
         machine.sockets.push_back({*numa_node, ""});
       }

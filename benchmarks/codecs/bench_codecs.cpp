@@ -12,10 +12,12 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_memory.h"
 #include "isthmus/codec.h"
+#include "isthmus/error.h"
 #include "kernels/block/instruction_set.h"
 
 namespace isthmus {
@@ -23,27 +25,6 @@ namespace {
 
 bool something_is_wrong = false;
 
-struct Level {
-  const char* name;
-  double ratio;
-  double sparsity;
-};
-constexpr Level kLevels[] = {{"2x", 2, .8}, {"4x", 4, .9}, {"10x", 10, .9875}};
-// Rows by load, and cells of every type.
-constexpr Level kLoadLevel = {"load", 0, .9875};
-constexpr const char* kCellTypes[] = {"fp32", "bf16", "fp16", "int8"};
-
-struct QuantLevel {
-  const char* name;
-  int64_t bits;
-  ErrorFeedback error_feedback;
-  double most_error;
-};
-constexpr QuantLevel kQuantLevels[] = {
-    {"8bit", 8, ErrorFeedback::kOff, .0001}, {"4bit", 4, ErrorFeedback::kOff, .013},
-    {"3bit", 3, ErrorFeedback::kOff, .04},   {"2bit", 2, ErrorFeedback::kOff, .13},
-    {"1bit", 1, ErrorFeedback::kOff, .4},    {"4bit-feedback", 4, ErrorFeedback::kOn, 1e-12},
-};
 constexpr int64_t kPieceElements = int64_t{64} << 18;  // 64 MiB
 
 struct AlignedFloats {
@@ -144,24 +125,38 @@ void bench_sum(benchmark::State& state) {
 
 // What is measured: a codec with its options, and the relative squared error that it may make.
 struct Case {
+  std::string name;
   Options options;
   double most_error = 0;
 };
 
-Case case_of(const std::string& codec, const Level& level) {
-  Case of;
-  of.options.codec = codec;
-  of.options.ratio = level.ratio;
-  of.options.sparsity = level.sparsity;
-  return of;
-}
-
-Case quant_case(const QuantLevel& level) {
-  Case of = {Options(), level.most_error};
-  of.options.codec = "quant";
-  of.options.bits = level.bits;
-  of.options.error_feedback = level.error_feedback;
-  return of;
+std::vector<Case> all_cases() {
+  using Pairs = std::vector<std::pair<int, double>>;
+  std::vector<Case> cases;
+  const auto add = [&cases](const std::string& name, const char* codec, double most_error = 0) -> Options& {
+    Case& of = cases.emplace_back(Case{name, Options(), most_error});
+    of.options.codec = codec;
+    return of.options;
+  };
+  for (const auto& [bits, most_error] : Pairs{{8, .0001}, {4, .013}, {3, .04}, {2, .13}, {1, .4}}) {
+    Options& options = add(detail::concatenate("quant/", bits, "bit"), "quant", most_error);
+    options.bits = bits;
+    options.error_feedback = ErrorFeedback::kOff;
+  }
+  add("quant/4bit-feedback", "quant", 1e-12).error_feedback = ErrorFeedback::kOn;
+  add("none", "none");
+  for (const auto& [ratio, sparsity] : Pairs{{2, .8}, {4, .9}, {10, .9875}}) {
+    Options& options = add(detail::concatenate("tagc/", ratio, "x"), "tagc");
+    options.ratio = ratio;
+    options.sparsity = sparsity;
+  }
+  for (const char* cell_type : {"fp32", "bf16", "fp16", "int8"}) {  // rows by load
+    Options& options = add(detail::concatenate("tagc/load/", cell_type), "tagc");
+    options.ratio = 0;
+    options.sparsity = .9875;
+    options.cell_type = cell_type;
+  }
+  return cases;
 }
 
 // A codec with its packet, and a residual that a few steps have filled.
@@ -248,23 +243,11 @@ void register_all() {
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);
   };
-  const auto add_codec = [&add](const std::string& name, const Case& of) {
-    add(name + "/encode", bench_encode, of);
-    add(name + "/decode", bench_decode, of);
-  };
-  for (const QuantLevel& level : kQuantLevels) {
-    add_codec("quant/" + std::string(level.name), quant_case(level));
-  }
   add("memcpy", bench_memcpy);
   add("exact_sum", bench_sum);
-  add_codec("none", case_of("none", kLevels[0]));
-  for (const Level& level : kLevels) {
-    add_codec("tagc/" + std::string(level.name), case_of("tagc", level));
-  }
-  for (const char* cell_type : kCellTypes) {
-    Case of = case_of("tagc", kLoadLevel);
-    of.options.cell_type = cell_type;
-    add_codec(std::string("tagc/load/") + cell_type, of);
+  for (const Case& of : all_cases()) {
+    add(of.name + "/encode", bench_encode, of);
+    add(of.name + "/decode", bench_decode, of);
   }
 }
 

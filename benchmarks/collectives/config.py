@@ -1,18 +1,19 @@
 """Arguments of `isthmus bench collectives`."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from isthmus.benchmarks.common.options import check_ranges, option, parse_bytes
 from isthmus.benchmarks.here.config import HereConfig
-from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import parse_link_rate
 from isthmus.plan.ranges import check_choice, check_names
+from isthmus.plan.strategies import ARMS
 
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
 BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant", "quant2")
 #: Those that are none of Isthmus: of tensors on the CPU, and on a GPU.
 PLAIN = ("gloo", "nccl")
 _DEFAULT_BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant")
-_ON_CPU_ALONE = ("gloo",)
 ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 
 
@@ -51,12 +52,10 @@ class CollectivesConfig(HereConfig):
     def on_device(self) -> "CollectivesConfig":
         """The same with backends for the device."""
         if self.device == "cuda" and self.backends == _DEFAULT_BACKENDS:
-            backends = ("nccl", *(name for name in self.backends if name not in _ON_CPU_ALONE))
-            return replace(self, backends=backends)
-        unfit = _ON_CPU_ALONE if self.device == "cuda" else ("nccl",)
-        for name in self.backends:
-            if name in unfit:
-                raise ValueError(f"backend '{name}': not for tensors on {self.device}")
+            return replace(self, backends=("nccl", *_DEFAULT_BACKENDS[1:]))
+        unfit = "gloo" if self.device == "cuda" else "nccl"
+        if unfit in self.backends:
+            raise ValueError(f"backend '{unfit}': not for tensors on {self.device}")
         return self
 
     def element_counts(self) -> list[int]:
@@ -69,3 +68,8 @@ class CollectivesConfig(HereConfig):
             counts.append(part * world_size)
             num_bytes *= self.factor
         return counts
+
+
+def options_of(backend: str) -> dict[str, Any]:
+    """The options of a backend on Isthmus."""
+    return {**(ARMS[backend].options or {}), "min_elements": "0"}

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.benchmarks.collectives import worker
-from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, PLAIN, CollectivesConfig
+from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, PLAIN, CollectivesConfig, options_of
+from isthmus.benchmarks.common.isthmus_group import all_options
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.common.stage import World
+from isthmus.benchmarks.common.stage import Stage, sum_of_counts
 from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S
 from isthmus.plan.report import figures_table
@@ -60,24 +61,17 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
             stage.shape(config.link)
             shaped = config.link
         console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {stage.description}, link {shaped}")
-        setup = {
-            "do": "setup",
-            "backends": config.backends,
-            "count_link": stage.counts_links,
-            "ranks_per_node": config.ranks_per_node,
-            "timeout_s": config.timeout_s,
-        }
-        options = stage.world.request(setup, _SETUP_TIMEOUT_S)[0]["options"]
+        stage.request("setup", _SETUP_TIMEOUT_S, config=config, counts_links=stage.counts_links)
         for operation in config.operations:
             for num_elements in config.element_counts():
                 for backend in config.backends:
-                    rows.append(_measure(stage.world, config, operation, num_elements, backend))
+                    rows.append(_measure(stage, config, operation, num_elements, backend))
     return {
         **report_head(),
         "arguments": asdict(config),
         "network": stage.description,
         "link": shaped,
-        "options": options,
+        "options": {name: all_options(options_of(name)) for name in config.backends if name not in PLAIN},
         "columns": COLUMNS if config.here else COLUMNS | {"time": f"{COLUMNS['time']}; {_SHARED_CORES}"},
         "num_wrong": sum(row["num_wrong"] for row in rows),
         "rows": rows,
@@ -85,33 +79,27 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
 
 
 def _measure(
-    world: World, config: CollectivesConfig, operation: str, num_elements: int, backend: str
+    stage: Stage, config: CollectivesConfig, operation: str, num_elements: int, backend: str
 ) -> dict[str, Any]:
-    command = {
-        "do": "measure",
-        "operation": operation,
-        "num_elements": num_elements,
-        "backend": backend,
-        "dtype": config.dtype,
-        "iterations": config.iterations,
-    }
-    answers = world.request(command, config.iterations * config.timeout_s + SILENCE_MARGIN_S)
+    arguments = {"operation": operation, "num_elements": num_elements, "backend": backend}
+    answers = stage.request("measure", config.iterations * config.timeout_s + SILENCE_MARGIN_S, **arguments)
+    world_size = len(answers)
     num_bytes = num_elements * ELEMENT_BYTES[config.dtype]
     slowest = [max(calls) for calls in zip(*(answer["seconds"] for answer in answers), strict=True)]
     seconds = median(slowest)
-    share = (world.world_size - 1) / world.world_size * (2 if operation == "all_reduce" else 1)
-    counted = [answer["link_sent_bytes"] for answer in answers if answer["link_sent_bytes"] is not None]
+    share = (world_size - 1) / world_size * (2 if operation == "all_reduce" else 1)
+    sent_bytes = sum_of_counts(answer["link_sent_bytes"] for answer in answers)
     return {
         "operation": operation,
         "backend": backend,
         "size_bytes": num_bytes,
-        "count": num_elements if operation == "all_reduce" else num_elements // world.world_size,
+        "count": num_elements if operation == "all_reduce" else num_elements // world_size,
         "dtype": config.dtype,
         "time_us": seconds * 1e6,
         "times_us": [call * 1e6 for call in slowest],
         "algbw_gb_s": num_bytes / seconds / 1e9,
         "busbw_gb_s": num_bytes / seconds / 1e9 * share,
-        "link_bytes": sum(counted) / config.iterations if counted else None,
+        "link_bytes": None if sent_bytes is None else sent_bytes / config.iterations,
         "num_wrong": sum(answer["num_wrong"] for answer in answers),
         "error": max(answer["error"] for answer in answers),
     }

@@ -1,10 +1,5 @@
 """One rank of the collectives benchmark: runs, verifies and times one collective of one backend by command."""
 
-from isthmus.benchmarks.simulate.serve import Emit, Handler, die_with_launcher, serve
-
-if __name__ == "__main__":
-    die_with_launcher()
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import isthmus
-from isthmus.benchmarks.collectives.config import PLAIN
-from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.collectives.config import PLAIN, CollectivesConfig, options_of
+from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.recorder import Audit
-from isthmus.benchmarks.common.stage import Join, Place
-from isthmus.benchmarks.simulate.stage import join_simulated
+from isthmus.benchmarks.common.stage import Join, join_simulated
+from isthmus.benchmarks.simulate.serve import Emit
 from isthmus.plan.strategies import ARMS
 
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
@@ -36,41 +31,41 @@ _MOST_DEVIATIONS = 8
 
 
 class Worker:
-    """The commands that a rank answers."""
+    """What a rank does on request."""
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: Join = join_simulated) -> None:
         self._join = join
         self._groups: dict[str, dist.ProcessGroup] = {}
-        self._place = Place()
 
-    def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    def setup(self, emit: Emit, config: CollectivesConfig, counts_links: bool) -> None:
         """Join the world and make a group for each backend."""
-        self._place = self._join(command)
-        timeout = timedelta(seconds=command["timeout_s"])
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._ranks_per_node = command["ranks_per_node"]
+        self._config = config
+        self._place = self._join(config.device, config.timeout_s, counts_links)
+        timeout = timedelta(seconds=config.timeout_s)
+        self._rank, self._world_size, self._ranks_per_node = (
+            dist.get_rank(),
+            dist.get_world_size(),
+            config.ranks_per_node,
+        )
         node_group, _ = dist.new_subgroups(self._ranks_per_node, timeout=timeout)  # type: ignore[no-untyped-call]
         self._audit = Audit(node_group, self._place)
-        options = {}
-        for name in command["backends"]:
+        for name in config.backends:
             if name in PLAIN:
                 self._groups[name] = new_group(name, timeout)
             else:
-                made = IsthmusGroup((ARMS[name].options or {}) | {"min_elements": "0"}, timeout)
-                self._groups[name], options[name] = made.group, made.options
-        return {"options": options}
+                options = isthmus.Options(**options_of(name))
+                self._groups[name] = new_group("isthmus", timeout, options=options)
 
-    def measure(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    def measure(self, emit: Emit, operation: str, num_elements: int, backend: str) -> dict[str, Any]:
         """Verify the first call, then time the following ones. num_elements: of the whole tensor."""
-        dtype = _DTYPES[command["dtype"]]
-        lossy = _is_lossy(command["operation"], command["backend"])
-        inputs = [_values(command["num_elements"], dtype, rank, lossy) for rank in range(self._world_size)]
-        group = self._groups[command["backend"]]
-        unit = f"bench.{command['backend']}.{command['num_elements']}.{dtype}"
-        measured = self._collective(command["operation"], inputs[self._rank].to(self._place.device), group, unit)
+        dtype = _DTYPES[self._config.dtype]
+        lossy = _is_lossy(operation, backend)
+        inputs = [_values(num_elements, dtype, rank, lossy) for rank in range(self._world_size)]
+        unit = f"bench.{backend}.{num_elements}.{dtype}"
+        own = inputs[self._rank].to(self._place.device)
+        measured = self._collective(operation, own, self._groups[backend], unit)
         result = measured.result_of_one_call().cpu()
-        verdict = self._verify(command["operation"], command["backend"], inputs, result)
-        return verdict | self._time(measured, command["iterations"])
+        return self._verify(operation, backend, inputs, result) | self._time(measured, self._config.iterations)
 
     def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup, unit: str) -> "_Measured":
         """What to measure. Reductions are labelled as a gradient's; an all-reduce works in place, on a fresh copy."""
@@ -193,13 +188,3 @@ def _values(num_elements: int, dtype: torch.dtype, rank: int, normal: bool) -> T
     if normal:
         return torch.randn(num_elements, generator=generator).to(dtype)
     return torch.randint(-_LARGEST_VALUE, _LARGEST_VALUE + 1, (num_elements,), generator=generator).to(dtype)
-
-
-def handlers(join: Join) -> dict[str, Handler]:
-    """The commands of a rank that joins the world in this way, by name."""
-    worker = Worker(join)
-    return {"setup": worker.setup, "measure": worker.measure}
-
-
-if __name__ == "__main__":
-    serve(handlers(join_simulated))

@@ -40,11 +40,6 @@ class Text:
         self._context = context
         self._seed = seed
 
-    @property
-    def num_bytes(self) -> tuple[int, int]:
-        """Bytes to train on, bytes held out."""
-        return self._train.numel(), self._held_out.numel()
-
     def batch(self, step: int, rank: int, num_sequences: int) -> Tensor:
         """Sequences of context + 1 bytes for one step of one rank."""
         return self._sample(self._train, step, rank, num_sequences)

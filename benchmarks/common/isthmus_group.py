@@ -1,4 +1,4 @@
-"""Process groups of Isthmus beside others in one world, and what they have sent."""
+"""Process groups beside the world's; the options of those of Isthmus, and what they have sent."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,36 +15,33 @@ from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KI
 WEIGHT_PACKETS = "weight packets"
 
 
-class IsthmusGroup:
-    """A group with backend `isthmus` over all ranks, or this rank's one of several that share no rank.
+def all_options(given: Mapping[str, str]) -> dict[str, Any]:
+    """The values of all options of Isthmus where these are given."""
+    options = isthmus.Options(**given)  # type: ignore[arg-type]
+    return {name: getattr(options, name) for name, *_ in native.load().option_fields()}
 
-    Collective over all ranks. `group` is None on a rank that no one of `ranks_of_groups` has.
+
+def sent_bytes(group: dist.ProcessGroup) -> Counter[str]:
+    """The bytes that this rank handed over for other nodes so far, by phase, and those of packets of weights.
+
+    group: with backend `isthmus`.
     """
-
-    def __init__(
-        self, options: Mapping[str, str], timeout: timedelta, ranks_of_groups: list[list[int]] | None = None
-    ) -> None:
-        asked = isthmus.Options(**options)  # type: ignore[arg-type]
-        self.options: dict[str, Any] = {name: getattr(asked, name) for name, *_ in native.load().option_fields()}
-        self.group: dist.ProcessGroup = new_group("isthmus", timeout, ranks_of_groups, asked)
-
-    def sent_bytes(self) -> Counter[str]:
-        """The bytes that this rank handed over for other nodes so far, by phase, and those of packets of weights."""
-        stats = isthmus.stats(self.group)
-        sent = Counter(dict.fromkeys(COMMUNICATION_PHASES, 0))
-        for kind, counted in stats["collectives"].items():
-            sent[PHASE_OF_KIND[kind]] += sum(
-                counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat")
-            )
-        gathers = [unit for unit in stats["units"] if unit["collective"] == "all_gather"]
-        sent[WEIGHT_PACKETS] = sum(unit["packet_bytes"] for unit in gathers)
-        return sent
+    stats = isthmus.stats(group)
+    sent = Counter(dict.fromkeys(COMMUNICATION_PHASES, 0))
+    for kind, counted in stats["collectives"].items():
+        sent[PHASE_OF_KIND[kind]] += sum(counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat"))
+    gathers = [unit for unit in stats["units"] if unit["collective"] == "all_gather"]
+    sent[WEIGHT_PACKETS] = sum(unit["packet_bytes"] for unit in gathers)
+    return sent
 
 
 def new_group(
     backend: str, timeout: timedelta, ranks_of_groups: list[list[int]] | None = None, options: Any = None
 ) -> Any:
-    """A group over all ranks, or this rank's one of several that share no rank (None if it is in none)."""
+    """A group over all ranks, or this rank's one of several that share no rank (None if it is in none).
+
+    Collective over all ranks.
+    """
     if ranks_of_groups is None:
         return dist.new_group(backend=backend, timeout=timeout, pg_options=options)
     group, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]

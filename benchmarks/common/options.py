@@ -15,13 +15,14 @@ _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given on the command line. A tuple is comma-separated text, given once or several times."""
+    """How a field is given on the command line. A tuple is comma-separated text, given once or several times.
+
+    Each file of a tuple is given by itself.
+    """
 
     help: str
     #: In place of the field's name; "layers" makes --layers.
     name: str = ""
-    #: Each item is given by itself, since it may hold a comma.
-    is_repeatable: bool = False
     #: Shown for a default that the command line cannot show itself.
     show_default: str = ""
     #: From text to a value, or to an item of a tuple. Raises ValueError naming the text.
@@ -48,13 +49,6 @@ def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise ValueError naming the first field that is out of its range, its value and the range."""
     for name, (low, high) in ranges.items():
         check_range(name, getattr(values, name), low, high)
-
-
-def parse_whole(text: str) -> int:
-    """A whole number. Raises ValueError naming the text."""
-    if not text.isdecimal():
-        raise ValueError(f"'{text}': expected a whole number")
-    return int(text)
 
 
 def parse_bytes(text: str) -> int:

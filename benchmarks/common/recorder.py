@@ -74,9 +74,8 @@ class Audit:
 
     def __init__(self, node_group: dist.ProcessGroup, place: Place) -> None:
         self._node_group = node_group
-        self._sent_bytes = place.sent_bytes
-        self._synchronize = place.synchronize
-        self._sent_before = 0
+        self._place = place
+        self._sent_before: int | None = None
         self._barrier_bytes = 0
         empty = []
         for _ in range(_BARRIER_SAMPLES):
@@ -86,19 +85,17 @@ class Audit:
 
     def begin(self) -> None:
         """Wait until all ranks are here, and let no rank of the node go on before the counter is read."""
-        self._synchronize()
+        self._place.synchronize()
         dist.barrier()
-        if self._sent_bytes:
-            self._sent_before = self._sent_bytes()
+        self._sent_before = self._place.sent_bytes()
         dist.barrier(group=self._node_group)
 
     def end(self) -> int | None:
         """Wait until all ranks are through; returns the bytes since `begin` where they are counted."""
-        self._synchronize()
+        self._place.synchronize()
         dist.barrier()
-        if self._sent_bytes is None:
-            return None
-        return max(0, self._sent_bytes() - self._sent_before - self._barrier_bytes)
+        sent = self._place.sent_bytes(self._sent_before)
+        return None if sent is None else max(0, sent - self._barrier_bytes)
 
 
 @contextmanager
@@ -124,7 +121,11 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
                 work.wait()  # the second half of a gather of weights crosses now, and not when FSDP2 waits
             seconds = time.perf_counter() - start_s
             sent = audit.end() if audit else None
-            recording.collectives.append(_describe(KIND_OF[name], args, kwargs, seconds, sent))
+            whole = max(_tensors(args, kwargs), key=Tensor.numel)
+            ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
+            recording.collectives.append(
+                Collective(KIND_OF[name], ranks, whole.numel(), whole.element_size(), seconds, sent)
+            )
             return work
 
         return issue
@@ -140,11 +141,3 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-
-
-def _describe(
-    kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, link_sent_bytes: int | None
-) -> Collective:
-    whole = max(_tensors(args, kwargs), key=lambda tensor: tensor.numel())
-    ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
-    return Collective(kind, ranks, whole.numel(), whole.element_size(), seconds, link_sent_bytes)

@@ -1,38 +1,26 @@
-"""What a benchmark runs on: ranks that answer its commands together, on simulated nodes or on those of a launcher;
+"""What a benchmark runs on: ranks that carry out its requests together, on simulated nodes or on those of a launcher;
 and where one of them stands once it has joined the others.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-Event = dict[str, Any]
-
-
-def ignore(event: Event) -> None:
-    """Take no notice of an event."""
-
-
-class World(Protocol):
-    """All ranks."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    def request(
-        self, command: dict[str, Any], silence_timeout_s: float, on_event: Callable[[Event], None] = ignore
-    ) -> list[dict[str, Any]]:
-        """Let all ranks carry out `command`; returns their answers, by rank. Events carry the "rank" they come from."""
+from isthmus.benchmarks.simulate.network import interfaces_sent_bytes
+from isthmus.group.cuda import ask_for_connections
 
 
 @dataclass(frozen=True)
 class Stage:
     """Ranks, and the links between their nodes."""
 
-    world: World
+    #: As `RankWorld.request`: request(name, silence_timeout_s, on_event, **arguments).
+    request: Callable[..., list[Any]]
     #: What the nodes are, for people.
     description: str
     #: Whether the bytes of every node's link are counted.
@@ -47,12 +35,11 @@ class Place:
 
     device: str = "cpu"
     #: Reads what the node's links have sent, in bytes; None where another rank reads it, or nobody.
-    sent_bytes: Callable[[], int] | None = None
+    counter: Callable[[], int] | None = None
 
-    @property
-    def backend(self) -> str:
-        """The ordinary backend for tensors of the device."""
-        return plain_backend(self.device)
+    def sent_bytes(self, before: int | None = 0) -> int | None:
+        """What the node's links have sent since the counter said `before`; None where this rank does not count."""
+        return None if self.counter is None or before is None else self.counter() - before
 
     def synchronize(self) -> None:
         """Wait until everything that was enqueued on the device is done."""
@@ -72,8 +59,31 @@ class Place:
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
 
 
-#: Joins the world as a command says ("timeout_s", "count_link"), or says where the rank stands already.
-Join = Callable[[dict[str, Any]], Place]
+#: Joins the world (device, seconds that a collective may take, whether links are counted), or says where the rank
+#: stands already.
+Join = Callable[[str, float, bool], Place]
+
+
+def join_simulated(device: str, timeout_s: float, counts_links: bool) -> Place:
+    """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread.
+
+    On the GPU of its index in the node, if the device is "cuda".
+    """
+    torch.set_num_threads(1)
+    if device == "cuda":
+        ask_for_connections()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # or DeviceMesh chooses anew, by the index alone
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    counts = counts_links and os.environ["LOCAL_RANK"] == "0"
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return Place(device, (lambda: interfaces_sent_bytes()[interface]) if counts else None)
+
+
+def sum_of_counts(counts: Iterable[int | None]) -> int | None:
+    """What all ranks that count have counted; None where none does."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def plain_backend(device: str) -> str:

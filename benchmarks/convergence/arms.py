@@ -41,7 +41,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "tagc-4x": _tagc(0.90, 4),
     "tagc-2x": _tagc(0.80, 2),
     "tagc-10x-int8": _tagc(0.9875, 10, cell_type="int8"),
-    "tagc-10x-flat": _tagc(0.9875, 10, tiers="flat", index_bits=1),
+    "tagc-10x-flat": _tagc(0.9875, 10, tiers="flat"),
 }
 ARMS = {
     name: CodecArm(name, _COMMON | options, 2 if options["tiers"] == "flat" else 1)

@@ -1,13 +1,11 @@
 """Arguments of `isthmus bench convergence`."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from isthmus.benchmarks.common.options import check_ranges, option, parse_whole
+from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, CodecArm
-from isthmus.benchmarks.simulate.links import parse_link_rate
-from isthmus.benchmarks.simulate.network import MAX_NODES
+from isthmus.benchmarks.simulate.network import MAX_NODES, parse_link_rate
 from isthmus.plan.ranges import check_names
 
 OPTIMIZERS = ("adamw", "muon")
@@ -58,7 +56,7 @@ class ConvergenceConfig:
     optimizers: tuple[str, ...] = option(("adamw",), "Some of adamw and muon.")
     lr: float = option(0.002, "Peak learning rate of AdamW.")  # of the powers of two times .001 the best for exact
     muon_lr: float = option(0.008, "Peak learning rate of Muon, beside which AdamW has --lr.")  # tuned as lr
-    nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
+    nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=int)
     size: str = option("1m", "Parameters of the model: 1m (0.86 million) or 10m.")
     dtype: str = option("fp32", "Compute and reduction: bf16 or fp32, which is faster on most processors.")
     link: str = option("", "Rate of every node's link, to compare times as well.", show_default="no limit")
@@ -67,7 +65,6 @@ class ConvergenceConfig:
     text: tuple[str, ...] = option(
         (),
         "Text to train on; repeatable.",
-        is_repeatable=True,
         is_file=True,
         show_default="Python's standard library",
     )
@@ -104,8 +101,3 @@ class ConvergenceConfig:
     def seeds(self) -> range:
         """The seeds of each setting's runs."""
         return range(1, self.num_seeds + 1)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The text, if one was given."""
-        return tuple(map(Path, self.text))

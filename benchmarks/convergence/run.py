@@ -7,7 +7,6 @@ made from that file alone.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +29,7 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
 
     Raises RankFailure if a rank fails. No process outlives the call; finished runs are in the file.
     """
-    files = config.files or tuple(default_files())
+    files = [Path(name) for name in config.text] or default_files()
     text = text_digest(files)
     file = ResultsFile(output_dir / "convergence.jsonl")
     for setting in config.settings():
@@ -55,14 +54,13 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
 def _train(run: Run, network: Network, files: Sequence[Path], logs: Path, console: Console) -> dict[str, Any]:
     """Train in a world of its own."""
     start_s = time.monotonic()
-    command = {"run": asdict(run), "files": [str(path) for path in files], "timeout_s": _TIMEOUT_S}
     with RankWorld(network, run.ranks_per_node, worker.__name__, logs) as world, console.status(str(run)) as status:
 
         def show(event: dict[str, Any]) -> None:
             status.update(f"{run}: step {event['step']}, loss {event['loss']:.3f}")
 
-        world.request(command | {"do": "setup"}, _SETUP_TIMEOUT_S)
-        answers = world.request({"do": "train"}, _TIMEOUT_S + SILENCE_MARGIN_S, show)
+        world.request("setup", _SETUP_TIMEOUT_S, run=run, files=files, timeout_s=_TIMEOUT_S)
+        answers = world.request("train", _TIMEOUT_S + SILENCE_MARGIN_S, show)
     return merged(run, answers) | {"seconds": round(time.monotonic() - start_s, 2)}
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 from scipy.stats import t as student_t
 
 from isthmus.benchmarks.convergence.arms import BASELINE
 from isthmus.benchmarks.convergence.results import Results, Run
+from isthmus.plan.report import figures_table
 
 _CONFIDENCE = 0.95
 _HOW_TO_READ = """\
@@ -101,9 +100,7 @@ def print_summary(results: Results, console: Console, against: str = BASELINE) -
             f"{setting.nodes} nodes{link}, {setting.shape.num_layers} x {setting.shape.width}, {setting.dtype}, "
             f"{setting.steps} steps, {run.optimizers}; {against} ends at {loss:.4f}; text {run.text}; {versions}"
         )
-        table = Table("arm", title=title, title_justify="left", box=SIMPLE)
-        for column in ("bits", "gap", "error", "seeds", *(["s a step"] if setting.link else [])):
-            table.add_column(column, justify="right", no_wrap=True)
+        table = figures_table("arm", title, ["bits", "gap", "error", "seeds", *(["s a step"] if setting.link else [])])
         for arm in arms:
             error = "" if arm.relative_error is None else f"{arm.relative_error:.3f}"
             seeds = str(len(arm.gaps) + arm.num_diverged)

@@ -1,12 +1,8 @@
 """One rank of `isthmus bench convergence`: trains under FSDP2, or DDP, by command of the launcher."""
 
-from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
-
-if __name__ == "__main__":
-    die_with_launcher()
-
 import math
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,9 +19,11 @@ import isthmus
 from isthmus.benchmarks.common.data import Text
 from isthmus.benchmarks.common.diloco import DiLoCo
 from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr_share, shard, whole
-from isthmus.benchmarks.common.isthmus_group import new_group
+from isthmus.benchmarks.common.isthmus_group import new_group, sent_bytes
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.common.stage import join_simulated
 from isthmus.benchmarks.convergence.results import Run
+from isthmus.benchmarks.simulate.serve import Emit
 
 _MAX_GRADIENT_NORM = 1.0
 _WARM_UP_SHARE = 0.05
@@ -48,16 +46,15 @@ def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
         return loss_of(model, batch)
 
 
-class RankWorker:
-    """The commands that a rank answers."""
+class Worker:
+    """What a rank does on request."""
 
-    def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    def setup(self, emit: Emit, run: Run, files: Sequence[Path], timeout_s: float) -> None:
         """Join the world and build the model."""
-        torch.set_num_threads(1)
-        timeout = timedelta(seconds=command["timeout_s"])
-        dist.init_process_group("gloo", timeout=timeout)
-        self._run = run = Run.from_json(command["run"])
-        self._text = Text([Path(name) for name in command["files"]], run.setting.shape.context, run.seed)
+        join_simulated("cpu", timeout_s, counts_links=False)
+        timeout = timedelta(seconds=timeout_s)
+        self._run = run
+        self._text = Text(files, run.setting.shape.context, run.seed)
         self._group: dist.ProcessGroup = new_group("isthmus", timeout, options=isthmus.Options(**run.options))
         torch.manual_seed(run.seed)
         model = ByteGpt(run.setting.shape)
@@ -72,7 +69,6 @@ class RankWorker:
         self._optimizer: torch.optim.Optimizer | Muon = (
             Muon(model, run.muon_lr, run.lr) if run.muon_lr else make_adamw(model.parameters(), run.lr)
         )
-        return {}
 
     def _mesh(self, timeout: timedelta) -> DeviceMesh:
         """The ranks that share the model's weights; for HSDP, whose nodes have a rank each, and those that do not."""
@@ -84,7 +80,7 @@ class RankWorker:
         ranks = torch.arange(self._run.world_size).unsqueeze(1)
         return DeviceMesh.from_group([self._group, alone], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
-    def train(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    def train(self, emit: Emit) -> dict[str, Any]:
         """Train to the end, or until the gradient is not finite, which all ranks see alike; then validate."""
         steps_done, start_s = 0, time.perf_counter()
         while steps_done < self._run.setting.steps:
@@ -94,18 +90,17 @@ class RankWorker:
             steps_done += 1
             emit({"step": steps_done, "loss": loss})
         train_s = time.perf_counter() - start_s
-        stats = isthmus.stats(self._group)
-        counted = stats["collectives"]["reduce_scatter" if self._run.layout == "fsdp" else "all_reduce"]
-        tiers = [counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat")]
+        of_gradients = sent_bytes(self._group)["reduce_scatter"]
+        units = isthmus.stats(self._group)["units"]
         total_loss, count = self._validate()
         return {
             "steps_done": steps_done,
             "train_s": train_s,
             "total_loss": total_loss,
             "count": count,
-            "sent_bytes": sum(tiers),
+            "sent_bytes": of_gradients,
             "num_parameters": self._num_parameters,
-            "units": stats["units"],
+            "units": units,
         }
 
     def _step(self, step: int) -> tuple[float, float]:
@@ -134,8 +129,3 @@ class RankWorker:
     def _share_of(self, sequences: Tensor) -> Tensor:
         """Every rank draws all sequences of a step: they do not depend on the number of ranks that share them."""
         return sequences[dist.get_rank() :: self._run.world_size]
-
-
-if __name__ == "__main__":
-    worker = RankWorker()
-    serve({"setup": worker.setup, "train": worker.train})

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.group.nodes.launchers import Environment, launched_as
-from isthmus.group.nodes.node_map import name_ranks, ranks_by_value
+from isthmus.group.nodes.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
 
 _SIMULATE = "or leave --here out, which simulates nodes on one machine"
 _MORE_NODES = f"start ranks on several, as in `torchrun --nnodes 2 --nproc-per-node 8 ...`, {_SIMULATE}"
@@ -20,7 +19,6 @@ class Member:
     host: str
     #: Equal on ranks that see the same network interfaces.
     machine: str
-    sees_gpu: bool
     #: Why the rank cannot train on a GPU; "" if it can.
     no_gpu: str
     num_gpus: int
@@ -28,47 +26,25 @@ class Member:
     nics_count: bool
 
 
-def check_launched(environment: Environment, example: str) -> None:
-    """Raise ValueError for what one process knows: it is alone, or its launcher counts one node. example: a command.
-
-    Who has no launcher is left to `rendezvous`.
-    """
-    claim = launched_as(environment)
-    size = str(claim.size) if claim else environment.get("WORLD_SIZE")
-    if size == "1":
-        raise ValueError(f"--here: one rank exchanges nothing; start ranks on several nodes, as in `{example}`")
-    if claim is not None and claim.node_size == claim.size:
-        raise ValueError(_one_node(claim.size, f"node, as {claim.launcher} counts"))
-
-
-def _one_node(world_size: int, place: str) -> str:
-    return f"--here: all {world_size} ranks are on one {place}: nothing crosses a link; {_MORE_NODES}"
-
-
 def check_alike(members: Sequence[Member]) -> None:
     """Raise ValueError if ranks were given different arguments."""
-    for name in members[0].arguments:
-        ranks = ranks_by_value(range(len(members)), [repr(member.arguments.get(name)) for member in members])
-        if len(ranks) > 1:
-            told = "; ".join(f"{name_ranks(own)}: {value}" for value, own in ranks.items())
-            raise ValueError(f"--here: {name} differs between ranks ({told}); give all of them the same options")
+    as_text = [{name: str(value) for name, value in member.arguments.items()} for member in members]
+    if told := different_options(range(len(members)), as_text):
+        raise ValueError(f"--here: {told}; give all of them the same")
 
 
 def choose_device(asked: str, members: Sequence[Member]) -> str:
     """Return "cpu" or "cuda". ValueError: some ranks cannot do as asked, or, unasked, not all can use their GPUs."""
-    if asked == "cpu" or (asked == "auto" and not any(member.sees_gpu for member in members)):
+    if asked == "cpu" or (asked == "auto" and not any(member.num_gpus for member in members)):
         return "cpu"
     reasons = [
         member.no_gpu
         or ("" if gpu_index(rank, members) is not None else f"{member.host} has {member.num_gpus} GPUs for more ranks")
         for rank, member in enumerate(members)
     ]
-    missing = ranks_by_value(range(len(members)), reasons)
-    missing.pop("", None)
-    if not missing:
-        return "cuda"
-    told = "; ".join(f"{name_ranks(ranks)}: {reason}" for reason, ranks in missing.items())
-    raise ValueError(f"--device {asked}: {told}; --device cpu trains on CPUs over Gloo")
+    if told := told_by_ranks(range(len(members)), reasons):
+        raise ValueError(f"--device {asked}: {told}; --device cpu trains on CPUs over Gloo")
+    return "cuda"
 
 
 def gpu_index(rank: int, members: Sequence[Member]) -> int | None:
@@ -82,6 +58,11 @@ def gpu_index(rank: int, members: Sequence[Member]) -> int | None:
 def machine_ranks(rank: int, members: Sequence[Member]) -> list[int]:
     """The ranks that see the same NICs as `rank`."""
     return [other for other, member in enumerate(members) if member.machine == members[rank].machine]
+
+
+def _one_node(world_size: int, place: str) -> str:
+    ranks = f"all {world_size} ranks are" if world_size > 1 else "the only rank is"
+    return f"--here: {ranks} on one {place}: nothing crosses a link; {_MORE_NODES}"
 
 
 def check_nodes(node_of_rank: Sequence[int], source: str, members: Sequence[Member]) -> tuple[int, int]:

@@ -5,8 +5,8 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +19,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
 from isthmus.backends import backend_of
-from isthmus.benchmarks.common.stage import Event, Join, Place, Stage, ignore, plain_backend
+from isthmus.benchmarks.common.stage import Join, Place, Stage, plain_backend
 from isthmus.benchmarks.here.cluster import (
     Member,
     check_alike,
-    check_launched,
     check_nodes,
     choose_device,
     count_on,
@@ -32,17 +31,16 @@ from isthmus.benchmarks.here.cluster import (
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.simulate import gpus
-from isthmus.benchmarks.simulate.network import SIMULATED_RANGES
-from isthmus.benchmarks.simulate.ranks import RankFailure
-from isthmus.benchmarks.simulate.serve import Handler
-from isthmus.benchmarks.simulate.stage import simulated_stage
+from isthmus.benchmarks.simulate.network import SIMULATED_RANGES, open_network
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld, ignore
+from isthmus.benchmarks.simulate.serve import Emit
 from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import machine_identity
 
 A = TypeVar("A", bound=HereConfig)
-MakeHandlers = Callable[[Join], dict[str, Handler]]
+MakeWorker = Callable[[Join], object]
 
 
 def tells() -> bool:
@@ -56,25 +54,29 @@ def open_stage(
 ) -> Iterator[tuple[A, Stage]]:
     """Yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device filled in.
 
-    command: the benchmark's, for messages. worker: the module of its ranks, with `handlers(join)`. log_dir: of
-    simulated nodes; `simulated_stage` says what is raised for them.
+    command: the benchmark's, for messages. worker: the module of its ranks, with a class `Worker(join)`. log_dir: of
+    simulated nodes: no process, namespace or daemon of them outlives the context.
 
-    With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own handlers
-    answer what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
+    With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own worker does
+    what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
     all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other error is printed with
     the rank's name, and ends the process: groups in an unknown state must not be waited for.
     """
     if not arguments.here:
         found = _on_gpus_or_cpu(arguments).on_device()
-        with simulated_stage(found.nodes, found.ranks_per_node, worker.__name__, log_dir, found.device) as stage:
-            yield found, stage
+        opened = gpus.open_gpus(found.nodes, found.ranks_per_node) if found.device == "cuda" else nullcontext()
+        with open_network(found.nodes) as network, opened as shared:
+            of_rank = shared.environment if shared else lambda rank: {}
+            with RankWorld(network, found.ranks_per_node, worker.__name__, log_dir, of_rank) as world:
+                description = f"{network.description}, {shared.description}" if shared else network.description
+                shape = network.shape if network.has_links else None
+                yield found, Stage(world.request, description, network.has_links, shape)
         return
     example = f"torchrun --nnodes 2 --nproc-per-node 8 ... -m isthmus bench {command} --here"
     os.environ.update(rendezvous(os.environ, "--here", example))
-    check_launched(os.environ, example)
     _join(arguments)
     try:
-        filled, stage = _set_up(arguments, worker.handlers)
+        filled, stage = _set_up(arguments, worker.Worker)
         found = filled.on_device()
     except ValueError:
         _leave()
@@ -131,7 +133,7 @@ def _end_process(error: BaseException) -> NoReturn:
     os._exit(1)
 
 
-def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
+def _set_up(arguments: A, make_worker: MakeWorker) -> tuple[A, Stage]:
     counter = find_counter()
     members: list[Member] = _gather(_introduce(arguments, counter is not None))
     rank = dist.get_rank()
@@ -142,8 +144,14 @@ def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
         torch.cuda.set_device(gpu_index(rank, members))
     nodes, ranks_per_node, source = _find_nodes(arguments, members)
     place = Place(device, counter if count_on(rank, members) else None)
+    worker = make_worker(lambda *_: place)
+
+    def request(name: str, silence_timeout_s: float, on_event: Emit = ignore, **arguments: Any) -> list[Any]:
+        """The process groups' own timeout ends a wait for a silent rank."""
+        return _gather(getattr(worker, name)(on_event, **arguments))
+
     stage = Stage(
-        world=_LaunchedWorld(make_handlers(lambda command: place)),
+        request=request,
         description=f"nodes by {source}, {device} over {plain_backend(device)}",
         counts_links=all(member.nics_count for member in members),
         shape=None,
@@ -157,7 +165,6 @@ def _introduce(arguments: HereConfig, nics_count: bool) -> Member:
         arguments=asdict(arguments) | {"version of torch": torch.__version__},
         host=socket.gethostname(),
         machine=machine_identity(),
-        sees_gpu=torch.cuda.is_available(),
         no_gpu=gpu.missing,
         num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         nics_count=nics_count,
@@ -181,21 +188,3 @@ def _gather(own: Any) -> list[Any]:
     everything: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everything, own)
     return everything
-
-
-@dataclass(frozen=True)
-class _LaunchedWorld:
-    """Every rank runs the benchmark itself: a request is carried out here, and the answers are exchanged."""
-
-    handlers: dict[str, Handler]
-
-    @property
-    def world_size(self) -> int:
-        return dist.get_world_size()
-
-    def request(
-        self, command: dict[str, Any], silence_timeout_s: float, on_event: Callable[[Event], None] = ignore
-    ) -> list[dict[str, Any]]:
-        """Collective. The process groups' own timeout ends a wait for a silent rank."""
-        rank = dist.get_rank()
-        return _gather(self.handlers[command["do"]](command, lambda event: on_event({"rank": rank, **event})))

@@ -1,14 +1,14 @@
 """Simulated nodes: where they are, how to run a command in one, how their links are shaped and counted."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Self
-
-from isthmus.benchmarks.simulate.links import interfaces_sent_bytes, parse_link_rate
 
 MAX_NODES = 8
 #: The ranges of nodes, and of ranks on each, where there must be a link.
@@ -16,8 +16,37 @@ SIMULATED_RANGES = {"nodes": (2, MAX_NODES), "ranks_per_node": (1, 16)}
 
 _TOOLS = ("unshare", "nsenter", "ip", "tc")
 _COMMAND_TIMEOUT_S = 20
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 Rights = Literal["root", "user"]
+
+
+def parse_link_rate(text: str) -> float:
+    """Return the bits per second that a rate such as "200mbit" names, in the units of `tc`.
+
+    Raises ValueError, naming text and accepted form, for anything else and outside 100kbit ... 100gbit.
+    """
+    match = _RATE.fullmatch(text)
+    rate = float(match[1]) * _BITS_PER_S[match[2]] if match else 0.0
+    if not 1e5 <= rate <= 1e11:
+        raise ValueError(f"link rate '{text}': expected a number and kbit, mbit or gbit, from 100kbit to 100gbit")
+    return rate
+
+
+def link_rate_text(bits_per_s: float) -> str:
+    """A rate as `parse_link_rate` takes it, in three digits: "9.04gbit"."""
+    unit = "gbit" if bits_per_s >= _BITS_PER_S["gbit"] else "mbit"
+    return f"{bits_per_s / _BITS_PER_S[unit]:.3g}{unit}"
+
+
+def interfaces_sent_bytes(proc: Path = Path("/proc"), pid: int | str = "self") -> dict[str, int]:
+    """Return what each interface that process `pid` sees has sent since it exists, headers included, by name.
+
+    Read from /proc, which (unlike /sys) shows the network namespace of the process, not of the mount.
+    """
+    lines = [line.partition(":") for line in (proc / str(pid) / "net/dev").read_text().splitlines()]
+    return {name.strip(): int(values.split()[8]) for name, colon, values in lines if colon}
 
 
 class NetworkError(RuntimeError):
@@ -98,9 +127,17 @@ class NamespaceNetwork(Network):
             self.close()
             raise
 
-    def command_prefix(self, node: int) -> list[str]:
-        """Words that enter the node's namespaces, then become the command: its process id stays that of the child."""
-        return self._enter(node)
+    def command_prefix(self, node: int, network: bool = True) -> list[str]:
+        """Words that enter the node's namespaces, then become the command: its process id stays that of the child.
+
+        node: or the bridge, which comes after them. network: without it that of the user alone.
+        """
+        words = ["nsenter", "-t", str(self._holders[node].pid)]
+        if self._rights == "user":
+            words += ["-U", "--preserve-credentials"]
+        if network:
+            words += ["-n"]
+        return [*words, "--"] if len(words) > 3 else []
 
     def address(self, node: int) -> str:
         """An address of a private range, known inside the namespaces only."""
@@ -161,7 +198,7 @@ class NamespaceNetwork(Network):
     def _add_holder(self) -> int:
         """Start a process that does nothing in a new network namespace; returns its index."""
         first = not self._holders
-        enter = [] if first else self._enter(0, network=False)
+        enter = [] if first else self.command_prefix(0, network=False)
         unshare = ["unshare", "-Urn"] if first and self._rights == "user" else ["unshare", "-n"]
         holder = subprocess.Popen(
             [*enter, *unshare, "sh", "-c", "echo; read _"],
@@ -188,16 +225,8 @@ class NamespaceNetwork(Network):
             self._run(holder, ["ip", "link", "set", interface, "up"])
             self._shaped_ends.append((holder, interface))
 
-    def _enter(self, holder: int, network: bool = True) -> list[str]:
-        words = ["nsenter", "-t", str(self._holders[holder].pid)]
-        if self._rights == "user":
-            words += ["-U", "--preserve-credentials"]
-        if network:
-            words += ["-n"]
-        return [*words, "--"] if len(words) > 3 else []
-
     def _run(self, holder: int, command: Sequence[str]) -> None:
-        words = [*self._enter(holder), *command]
+        words = [*self.command_prefix(holder), *command]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
         if done.returncode:
             raise NetworkError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")

@@ -1,8 +1,6 @@
-"""The processes of all ranks on simulated nodes: launch, commands, answers, failures, and shutdown."""
+"""The processes of all ranks on simulated nodes: launch, requests, answers, failures, and shutdown."""
 
-import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -10,10 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
 from isthmus.benchmarks.simulate.network import Network
+from isthmus.benchmarks.simulate.serve import Emit
 
 #: A launcher waits longer than the process groups' own timeout by this: a rank that waits in vain can say so first.
 SILENCE_MARGIN_S = 30
@@ -21,6 +22,10 @@ SILENCE_MARGIN_S = 30
 _FAILURE_GRACE_S = 1.5
 _EXIT_TIMEOUT_S = 5
 _LOG_TAIL_LINES = 15
+
+
+def ignore(event: dict[str, Any]) -> None:
+    """Take no notice of an event."""
 
 
 class RankFailure(RuntimeError):
@@ -31,20 +36,27 @@ class RankFailure(RuntimeError):
 class _Rank:
     rank: int
     process: subprocess.Popen[bytes]
-    #: The end of a pipe from which its answers are read.
-    answers: int
+    connection: Connection
     log: Path
-    unread: bytes = b""
+    #: It starts, or carries out a request.
+    is_busy: bool = True
     ended: bool = False
-    answer: dict[str, Any] | None = None
+    answer: Any = None
     failure: dict[str, Any] | None = None
 
-    def take_lines(self) -> list[dict[str, Any]]:
-        """Read available lines without waiting; sets `ended` at the end of the stream."""
-        chunk = os.read(self.answers, 1 << 20)
-        self.ended = not chunk
-        *lines, self.unread = (self.unread + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
+    def take_message(self, on_event: Emit) -> None:
+        """Take a message that has arrived; sets `ended` where it is the connection's end."""
+        try:
+            kind, content = self.connection.recv()
+        except (EOFError, OSError):  # between two messages, and within one
+            self.ended = True
+            return
+        if kind == "answer":
+            self.answer, self.is_busy = content, False
+        elif kind == "failure":
+            self.failure = content
+        elif self.rank == 0:
+            on_event(content)
 
     def why(self) -> str:
         """Why this rank failed."""
@@ -62,11 +74,11 @@ class _Rank:
 
 
 class RankWorld:
-    """One process a rank, `ranks_per_node` on each node in blocks, that answer commands together.
+    """One process a rank, `ranks_per_node` on each node in blocks, that carry out requests together.
 
-    Each runs `python -m module`, which must call `isthmus.benchmarks.simulate.serve.serve`. What they print goes to
-    log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are
-    killed when the thread that made them ends. environment_of: a rank's own variables beside the world's.
+    module: has a class `Worker` without arguments, whose methods do it, see `serve`. What ranks print goes to
+    log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are killed
+    when the thread that made them ends. environment_of: a rank's own variables beside the world's.
     """
 
     def __init__(
@@ -77,7 +89,7 @@ class RankWorld:
         log_dir: Path,
         environment_of: Callable[[int], dict[str, str]] = lambda rank: {},
     ) -> None:
-        self.world_size = network.num_nodes * ranks_per_node
+        world_size = network.num_nodes * ranks_per_node
         self.ranks_per_node = ranks_per_node
         self._ranks: list[_Rank] = []
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -85,14 +97,13 @@ class RankWorld:
             **os.environ,
             "MASTER_ADDR": network.address(0),
             "MASTER_PORT": str(network.free_port()),
-            "WORLD_SIZE": str(self.world_size),
+            "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(ranks_per_node),
             "ISTHMUS_NODES": f"{network.num_nodes}x{ranks_per_node}",
-            "ISTHMUS_LAUNCHER_PID": str(os.getpid()),
             "OMP_NUM_THREADS": "1",
         }
         try:
-            for rank in range(self.world_size):
+            for rank in range(world_size):
                 node, local = divmod(rank, ranks_per_node)
                 own = {
                     "RANK": str(rank),
@@ -101,7 +112,7 @@ class RankWorld:
                     "GLOO_SOCKET_IFNAME": network.interface,
                     "NCCL_SOCKET_IFNAME": network.interface,
                 }
-                words = [*network.command_prefix(node), sys.executable, "-m", module]
+                words = [*network.command_prefix(node), sys.executable, "-m", "isthmus.benchmarks.simulate", module]
                 self._start(rank, words, log_dir, common | own | environment_of(rank))
         except BaseException:
             self.close()
@@ -109,66 +120,51 @@ class RankWorld:
 
     def _start(self, rank: int, words: Sequence[str], log_dir: Path, environment: dict[str, str]) -> None:
         log = log_dir / f"rank{rank}.log"
-        answers, answers_of_rank = os.pipe()
-        with log.open("wb") as output, os.fdopen(answers_of_rank, "wb") as pipe:
+        connection, of_rank = Pipe()
+        with log.open("wb") as output, of_rank:
             process = subprocess.Popen(
-                words,
-                env=environment | {"ISTHMUS_ANSWER_FD": str(pipe.fileno())},
-                stdin=subprocess.PIPE,
+                [*words, str(of_rank.fileno()), str(os.getpid())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[pipe.fileno()],
+                pass_fds=[of_rank.fileno()],
                 start_new_session=True,  # Ctrl-C is for us: we end the ranks
             )
-        self._ranks.append(_Rank(rank, process, answers, log))
+        self._ranks.append(_Rank(rank, process, connection, log))
 
-    def request(
-        self,
-        command: dict[str, Any],
-        silence_timeout_s: float,
-        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
-    ) -> list[dict[str, Any]]:
-        """Send `command` to all ranks and return their answers, by rank. Events carry the "rank" they come from.
+    def request(self, name: str, silence_timeout_s: float, on_event: Emit = ignore, **arguments: Any) -> list[Any]:
+        """Let all ranks carry out a method of their worker; returns their answers, by rank. Events are those of rank 0.
 
         Raises RankFailure if a rank ends, reports an error, or no rank sends anything for `silence_timeout_s`. The
         world can then only be closed.
         """
         for rank in self._ranks:
-            rank.answer = None
-            assert rank.process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended: its answers will end
-                rank.process.stdin.write(json.dumps(command).encode() + b"\n")
-                rank.process.stdin.flush()
+            rank.is_busy = True
+            with suppress(ConnectionError):  # it has ended, and so has what it sends
+                rank.connection.send((name, arguments))
         self._listen(silence_timeout_s, on_event)
         if any(rank.ended or rank.failure for rank in self._ranks):
             self._listen(_FAILURE_GRACE_S, on_event, in_failure=True)
-            raise RankFailure(self._failure_text(command))
-        silent = [rank.rank for rank in self._ranks if rank.answer is None]
+            raise RankFailure(self._failure_text(name))
+        silent = [rank.rank for rank in self._ranks if rank.is_busy]
         if silent:
-            raise RankFailure(
-                f"'{command['do']}': no word for {silence_timeout_s:.0f} s, no answer from rank {_join(silent)}"
-            )
-        return [rank.answer for rank in self._ranks if rank.answer is not None]
+            raise RankFailure(f"'{name}': no word for {silence_timeout_s:.0f} s, no answer from rank {_join(silent)}")
+        return [rank.answer for rank in self._ranks]
 
-    def _listen(
-        self, silence_timeout_s: float, on_event: Callable[[dict[str, Any]], None], in_failure: bool = False
-    ) -> None:
+    def _listen(self, silence_timeout_s: float, on_event: Emit, in_failure: bool = False) -> None:
         """Take messages until all ranks have answered, one has failed (unless `in_failure`), or all are silent."""
-        with selectors.DefaultSelector() as selector:
-            for rank in self._ranks:
-                if not rank.ended and rank.answer is None:
-                    selector.register(rank.answers, selectors.EVENT_READ, rank)
-            while selector.get_map() and (ready := selector.select(silence_timeout_s)):
-                for key, _ in ready:
-                    rank = key.data
-                    for message in rank.take_lines():
-                        _deliver(rank, message, on_event)
-                    if rank.ended or rank.answer is not None:
-                        selector.unregister(key.fileobj)
-                if not in_failure and any(rank.ended or rank.failure for rank in self._ranks):
-                    return
+        expected = {rank.connection: rank for rank in self._ranks if rank.is_busy and not rank.ended}
+        while expected and (ready := wait([*expected], silence_timeout_s)):
+            for connection, rank in [*expected.items()]:
+                if connection in ready:
+                    rank.take_message(on_event)
+                if rank.ended or not rank.is_busy:
+                    del expected[connection]
+            if not in_failure and any(rank.ended or rank.failure for rank in self._ranks):
+                return
 
-    def _failure_text(self, command: dict[str, Any]) -> str:
+    def _failure_text(self, name: str) -> str:
         for rank in self._ranks:
             if rank.ended:
                 with suppress(subprocess.TimeoutExpired):
@@ -181,9 +177,9 @@ class RankWorld:
         told.sort(key=lambda rank: float((rank.failure or {})["failed_at_s"]))
         first = (mute or told)[0]
         others = sorted(rank.rank for rank in mute + told if rank is not first)
-        silent = sorted(rank.rank for rank in self._ranks if rank.answer is None and rank not in mute + told)
+        silent = sorted(rank.rank for rank in self._ranks if rank.is_busy and rank not in mute + told)
         node, local = divmod(first.rank, self.ranks_per_node)
-        text = f"rank {first.rank} (node {node}, local index {local}) failed in '{command['do']}': {first.why()}"
+        text = f"rank {first.rank} (node {node}, local index {local}) failed in '{name}': {first.why()}"
         if first.failure and first.failure["says_all"]:
             return text
         if others:
@@ -193,14 +189,10 @@ class RankWorld:
         return f"{text}\n{first.last_words()}"
 
     def close(self) -> None:
-        """End all ranks: those that wait for a command by themselves, the others by SIGKILL."""
-        idle = all(rank.answer is not None and not rank.ended for rank in self._ranks)
+        """End all ranks: if all wait for a request they end by themselves, else by SIGKILL."""
+        idle = not any(rank.is_busy or rank.ended for rank in self._ranks)
         for rank in self._ranks:
-            assert rank.process.stdin is not None
-            with suppress(BrokenPipeError):
-                if idle:
-                    rank.process.stdin.write(b'{"do": "exit"}\n')
-                rank.process.stdin.close()
+            rank.connection.close()
         deadline_s = time.monotonic() + (_EXIT_TIMEOUT_S if idle else 0)
         for rank in self._ranks:
             try:
@@ -209,7 +201,6 @@ class RankWorld:
                 rank.process.kill()
         for rank in self._ranks:
             rank.process.wait()
-            os.close(rank.answers)
         self._ranks.clear()
 
     def __enter__(self) -> Self:
@@ -217,16 +208,6 @@ class RankWorld:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _deliver(rank: _Rank, message: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
-    kind = message.pop("kind")
-    if kind == "event":
-        on_event({"rank": rank.rank, **message})
-    elif kind == "answer":
-        rank.answer = message
-    else:
-        rank.failure = message
 
 
 def _join(ranks: Sequence[int]) -> str:

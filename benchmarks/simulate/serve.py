@@ -1,17 +1,17 @@
-"""The loop of a rank: takes commands as JSON lines on stdin, answers on a pipe. See `RankWorld` for the other end."""
+"""The loop of a rank: carries out what its launcher asks for. See `RankWorld` for the other end."""
 
 import ctypes
-import json
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
+from multiprocessing.connection import Connection
 from typing import Any
 
 Emit = Callable[[dict[str, Any]], None]
-Handler = Callable[[dict[str, Any], Emit], dict[str, Any]]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -20,37 +20,31 @@ class SaysAll(RuntimeError):
     """A failure whose message is all that a user needs: what the rank printed is not shown."""
 
 
-def die_with_launcher() -> None:
-    """Let the kernel kill this process when its launcher ends for any reason. Call this first."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    launcher = os.environ.get("ISTHMUS_LAUNCHER_PID")
-    if launcher is not None and os.getppid() != int(launcher):
-        sys.exit("the launcher ended before this rank began")
+def serve(module: str, descriptor: int, launcher: int) -> None:
+    """Carry out requests (name, arguments) until the launcher closes its end of the connection at `descriptor`.
 
-
-def serve(handlers: dict[str, Handler]) -> None:
-    """Answer commands {"do": name, ...} by `handlers` until "exit" or the end of stdin.
-
-    A handler returns its answer and may emit events before. An exception ends the process: it is reported to the
-    launcher with the time at which it came, so that the first of several failing ranks can be told from its victims.
+    The method of `module.Worker()` with that name gets what emits events, and the arguments; it returns the answer. An
+    exception ends the process: it is reported with the time at which it came, so that the first of several failing
+    ranks can be told from its victims. The kernel ends the process when its launcher ends for any reason.
     """
-    answers = os.fdopen(int(os.environ["ISTHMUS_ANSWER_FD"]), "w", buffering=1)
-
-    def emit(kind: str, content: dict[str, Any]) -> None:
-        answers.write(json.dumps({"kind": kind, **content}) + "\n")
-
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "exit":
-            break
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        sys.exit("the launcher ended before this rank began")
+    worker = import_module(module).Worker()
+    connection = Connection(descriptor)
+    while True:
         try:
-            answer = handlers[command["do"]](command, lambda event: emit("event", event))
+            name, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(worker, name)(lambda event: connection.send(("event", event)), **arguments)
         except BaseException as error:
             failed_at_s = time.monotonic()
             traceback.print_exc()
             sys.stderr.flush()
             says_all = isinstance(error, SaysAll)
             text = str(error) if says_all else f"{type(error).__name__}: {error}"
-            emit("failure", {"failed_at_s": failed_at_s, "error": text, "says_all": says_all})
+            connection.send(("failure", {"failed_at_s": failed_at_s, "error": text, "says_all": says_all}))
             os._exit(1)  # process groups in an unknown state must not be waited for
-        emit("answer", answer)
+        connection.send(("answer", answer))

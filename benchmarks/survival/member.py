@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as functional
 import torchft
 from torchft.checkpointing.pg_transport import PGTransport
 
 from isthmus.benchmarks.common.data import Text, default_files
-from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.torchft import Manager, ProcessGroupIsthmus
+from isthmus.torchft.group import ManagedWork
 from isthmus.torchft.manager import for_ddp
-from isthmus.torchft.work import ManagedWork
 
 SHAPE = ModelShape(width=128, num_layers=2, context=64)
 _NUM_SEQUENCES = 4
@@ -108,9 +107,7 @@ def main() -> None:
         manager.start_quorum()
         optimizer.zero_grad()
         batch = text.batch(manager.current_step(), number, _NUM_SEQUENCES)
-        logits = parallel(batch[:, :-1].long())
-        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].long().flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss_of(parallel, batch).backward()  # type: ignore[no-untyped-call]
         if manager.should_commit():
             optimizer.step()
             now_s = time.time()

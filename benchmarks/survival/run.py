@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.benchmarks.common.options import check_ranges, option
-from isthmus.benchmarks.simulate.links import parse_link_rate
-from isthmus.benchmarks.simulate.network import MAX_NODES, open_network
+from isthmus.benchmarks.simulate.network import MAX_NODES, open_network, parse_link_rate
 from isthmus.benchmarks.survival.job import Job
 from isthmus.plan.ranges import check_names
 

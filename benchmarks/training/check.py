@@ -17,12 +17,12 @@ from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KI
 from isthmus.benchmarks.common.stage import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.placement import Cluster, ElementBytes, Operation
+from isthmus.plan.placement import Cluster, ElementBytes
 from isthmus.plan.report import figures_table
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named
 from isthmus.plan.units import units_of
-from isthmus.plan.volumes import sent_bytes, world_formula
+from isthmus.plan.volumes import Collective, sent_bytes, world_formula
 
 _WEIGHTS = "all_gather"
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a
@@ -69,18 +69,18 @@ def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None)
     plan = StepPlan(setting, strategy)
     formula = strategy.formula(setting.world)
     by_phase, counted = dict.fromkeys(COMMUNICATION_PHASES, 0), dict.fromkeys(COMMUNICATION_PHASES, 0)
-    for operation in plan.operations:
-        phase = PHASE_OF_KIND[operation.kind]
+    for operation, count in plan.operations.items():
+        phase = PHASE_OF_KIND[operation.call.kind]
         for rank in range(cluster.world_size):
-            sent = sent_bytes(formula(operation.on(rank, cluster), rank))
-            by_phase[phase] += sent.num_bytes
-            counted[phase] += sent.counted_bytes
-    signatures = Counter(_signature(operation, cluster) for operation in plan.operations)
+            num_bytes, counted_bytes = sent_bytes(formula(operation.on(rank, cluster), rank))
+            by_phase[phase] += count * num_bytes
+            counted[phase] += count * counted_bytes
+    signatures = Counter(_signature(operation.call) for operation in plan.operations.elements())
     return Predicted(signatures, by_phase, counted, plan.memory.deferred)
 
 
-def _signature(operation: Operation, cluster: Cluster) -> Signature:
-    return str(operation.kind), cluster.size(operation.scope), operation.num_elements, operation.element_bytes
+def _signature(call: Collective) -> Signature:
+    return str(call.kind), len(call.ranks), call.num_elements, call.element_bytes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.here.config import HereConfig
-from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import parse_link_rate
 from isthmus.plan.ranges import check_choice, check_names
 from isthmus.plan.strategies import ACCUMULATING, ARMS, check_deferred
 
@@ -49,7 +49,6 @@ class TrainingConfig(HereConfig):
         ("200mbit", "50mbit"),
         "Rate of every node's link; repeatable.",
         name="link",
-        is_repeatable=True,
         only="simulated",
         on_gpu=("10gbit", "25gbit"),
     )
@@ -71,7 +70,6 @@ class TrainingConfig(HereConfig):
     text: tuple[str, ...] = option(
         (),
         "Text to train on; repeatable.",
-        is_repeatable=True,
         is_file=True,
         show_default="Python's standard library",
     )

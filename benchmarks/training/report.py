@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.benchmarks.common.isthmus_group import all_options
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, WHOLE_STEP
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.simulate.links import link_rate_text, parse_link_rate
+from isthmus.benchmarks.simulate.network import link_rate_text, parse_link_rate
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
@@ -56,7 +57,7 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
         "arguments": asdict(records.config),
-        "model": records.model,
+        "model": {"num_parameters": records.num_parameters},
         "network": records.network,
         "links": links,
         "headline_link": slowest,
@@ -70,14 +71,21 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
 
 def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) -> dict[str, Any]:
     steps = records.steps[name]
-    by_link = {link: _figures([step for step in steps if _counts(step, link)]) for link in links}
+    timed = [step for step in steps[1:] if step["kind"] in ("loss", "timed")]  # the first of all steps warms up
+    by_link = {link: _figures([step for step in timed if step["link"] == link]) for link in links}
     audited = [step for step in steps if step["kind"] == "audited"]
-    check = check_arm(records.config, name, records.model["options"].get(name), steps)
-    arm = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
-    arm["options"] = records.model["options"].get(name)
-    arm["gpu_bytes"] = max(step["gpu_bytes"] for step in steps)
-    arm["check"] = check.to_json()
-    arm["link_bytes_source"] = "prediction" if check.link_bytes is None else "interface"
+    own_options = ARMS[name].options
+    options = None if own_options is None else all_options(own_options)
+    check = check_arm(records.config, name, options, steps)
+    arm = {
+        "description": ARMS[name].description,
+        **by_link[slowest],
+        "val_loss": records.val_loss[name],
+        "options": options,
+        "gpu_bytes": max(step["gpu_bytes"] for step in steps),
+        "check": check.to_json(),
+        "link_bytes_source": "prediction" if check.link_bytes is None else "interface",
+    }
     if check.link_bytes is not None:
         counted = {
             phase: fmean(step["audited_link_bytes"][phase] for step in audited) for phase in COMMUNICATION_PHASES
@@ -95,11 +103,6 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
         arm["link_bytes_per_step"] = sum(parts.values())
     arm |= {f"{phase}_link_bytes_per_step": num_bytes for phase, num_bytes in parts.items()}
     return arm | {"by_link": by_link, "steps": steps}
-
-
-def _counts(step: dict[str, Any], link: str) -> bool:
-    """Whether a step's time counts at `link`. The first of all steps warms up."""
-    return bool(step["link"] == link and step["kind"] in ("loss", "timed") and step["step"] > 0)
 
 
 def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -253,26 +256,22 @@ def _link_text(report: dict[str, Any], link: str) -> str:
 
 
 def _byte_table(report: dict[str, Any]) -> Table:
-    accumulates = report["arguments"]["micro_batches"] > 1
+    accumulates, on_gpu = report["arguments"]["micro_batches"] > 1, report["arguments"]["device"] == "cuda"
     columns = [
         "link",
         "gather\n(of it)",
         "reduce\n(of it)",
-        *(["GiB of a\nrank's GPU"] if _on_gpu(report) else []),
+        *(["GiB of a\nrank's GPU"] if on_gpu else []),
         *(["deferred\nMB a rank"] if accumulates else []),
         "val\nloss",
     ]
     table = figures_table("arm", "MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
-        memory = [f"{arm['gpu_bytes'] / 2**30:.2f}"] if _on_gpu(report) else []
+        memory = [f"{arm['gpu_bytes'] / 2**30:.2f}"] if on_gpu else []
         memory += [f"{arm['check']['predicted']['deferred_bytes'] / 1e6:.2f}"] if accumulates else []
         table.add_row(name, *(f"{arm[part] / 1e6:.2f}" for part in parts), *memory, f"{arm['val_loss']:.3f}")
     return table
-
-
-def _on_gpu(report: dict[str, Any]) -> bool:
-    return bool(report["arguments"]["device"] == "cuda")
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -284,7 +283,7 @@ def markdown(report: dict[str, Any]) -> str:
     rows = []
     for name, arm in report["arms"].items():
         times = [f"{factor * arm['by_link'][link]['median_step_s']:.{digits}f}" for link in report["links"]]
-        memory = f"{arm['gpu_bytes'] / 2**30:.2f}" if _on_gpu(report) else "-"
+        memory = f"{arm['gpu_bytes'] / 2**30:.2f}" if arguments["device"] == "cuda" else "-"
         rows.append([name, *times, f"{arm['link_bytes_per_step'] / 1e6:.2f}", memory, f"{arm['val_loss']:.4f}"])
     setting = (
         f"GPT of {report['model']['num_parameters']:,} parameters, {arguments['dtype']}, {arguments['sequences']} "

@@ -1,14 +1,10 @@
 """One rank of the training benchmark: all arms' models side by side, stepped by command of the launcher."""
 
-from isthmus.benchmarks.simulate.serve import Emit, Handler, SaysAll, die_with_launcher, serve
-
-if __name__ == "__main__":
-    die_with_launcher()
-
 import math
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,11 +17,11 @@ from torch.distributed.fsdp import FSDPModule
 import isthmus
 from isthmus.benchmarks.common.data import Text, default_files
 from isthmus.benchmarks.common.fsdp import make_adamw, set_lr_share, shard
-from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.common.isthmus_group import new_group, sent_bytes
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.recorder import Audit, record_collectives
-from isthmus.benchmarks.common.stage import Join, Place
-from isthmus.benchmarks.simulate.stage import join_simulated
+from isthmus.benchmarks.common.stage import Join, join_simulated, plain_backend
+from isthmus.benchmarks.simulate.serve import Emit, SaysAll
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.plan.strategies import ARMS, Strategy
 
@@ -110,76 +106,82 @@ class Trainer:
         return sum(losses) / len(losses)
 
 
-class Worker:
-    """The commands that a rank answers."""
+@contextmanager
+def _told_if_full() -> Iterator[None]:
+    """Says what a rank takes where a GPU has no room for it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        taken = torch.cuda.max_memory_reserved()
+        free, total = (number / _GIB for number in torch.cuda.mem_get_info())
+        raise SaysAll(
+            f"its GPU is full: of {total:.1f} GiB this rank has taken {taken / _GIB:.1f} and wants more, and "
+            f"{free:.1f} are free; leave out --arms, whose models are there at once, or lower --sequences, "
+            "--layers, --width or --ranks-per-node"
+        ) from None
 
-    def __init__(self, join: Join) -> None:
+
+class Worker:
+    """What a rank does on request."""
+
+    def __init__(self, join: Join = join_simulated) -> None:
         self._join = join
-        self._groups: dict[str, list[IsthmusGroup]] = {}
+        self._groups: dict[str, list[dist.ProcessGroup]] = {}  # of each arm those of Isthmus
         self._trainers: dict[str, Trainer] = {}
-        self._place = Place()
-        self._audit: Audit | None = None
         self._held_bytes: dict[str, int] = {}  # of each arm on the GPU, between steps
         self._plain: dist.ProcessGroup | None = None
-        self._timeout = timedelta()
 
-    def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Join the world and build every arm."""
-        config = TrainingConfig.from_json(command["config"])
-        self._place = self._join(command)
+    @_told_if_full()
+    def setup(self, emit: Emit, config: TrainingConfig, counts_links: bool, num_steps: int) -> int:
+        """Join the world and build every arm; returns the number of parameters."""
+        self._place = self._join(config.device, config.timeout_s, counts_links)
         self._timeout = timedelta(seconds=config.timeout_s)
         by_node = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node).tolist()
-        node_group = new_group("gloo", self._timeout, by_node)
-        self._audit = Audit(node_group, self._place)
-        files = [Path(name) for name in config.text] or default_files()
-        text = Text(files, config.context, config.seed)
+        self._audit = Audit(new_group("gloo", self._timeout, by_node), self._place)
+        text = Text([Path(name) for name in config.text] or default_files(), config.context, config.seed)
         for name in config.arms:
             held_before = self._place.held_bytes()
-            mesh, self._groups[name] = _make_groups(ARMS[name], config, self._place)
+            mesh, self._groups[name] = _make_groups(ARMS[name], config)
             # Without it units do not overlap on GPUs.
-            is_prepared = self._place.device == "cuda" and bool(self._groups[name])
-            self._trainers[name] = Trainer(mesh, config, text, command["num_steps"], ARMS[name], is_prepared)
+            is_prepared = config.device == "cuda" and bool(self._groups[name])
+            self._trainers[name] = Trainer(mesh, config, text, num_steps, ARMS[name], is_prepared)
             self._held_bytes[name] = self._place.held_bytes() - held_before
-        train_bytes, held_out_bytes = text.num_bytes
-        return {
-            "options": {name: groups[0].options for name, groups in self._groups.items() if groups},
-            "num_parameters": self._trainers[config.arms[0]].num_parameters,
-            "text": {"files": len(files), "train_bytes": train_bytes, "held_out_bytes": held_out_bytes},
-        }
+        return self._trainers[config.arms[0]].num_parameters
 
-    def steps(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Train one arm for some steps, from a barrier on; one record a step."""
+    @_told_if_full()
+    def steps(self, emit: Emit, arm: str, num_steps: int, audit: bool) -> list[dict[str, Any]]:
+        """Train one arm for some steps, from a barrier on; returns one record a step."""
         dist.barrier()
         records = []
-        for _ in range(command["num_steps"]):
-            record = self._record_step(command["arm"], command["audit"])
+        for _ in range(num_steps):
+            record = self._record_step(arm, audit)
             records.append(record)
             emit({key: record[key] for key in ("loss", "seconds")})
-        return {"records": records}
+        return records
 
-    def carry(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Reduce `num_bytes` over all ranks on the plain backend; tell how long it takes, and what is sent."""
+    @_told_if_full()
+    def carry(self, emit: Emit, num_bytes: int) -> tuple[float, int | None]:
+        """Reduce `num_bytes` over all ranks on the plain backend; returns how long it takes, and what is sent."""
         if self._plain is None:
-            self._plain = new_group(self._place.backend, self._timeout)
-        data = torch.zeros(command["num_bytes"] // 4, device=self._place.device)
-        sent_bytes = self._place.sent_bytes
+            self._plain = new_group(plain_backend(self._place.device), self._timeout)
+        data = torch.zeros(num_bytes // 4, device=self._place.device)
         for _ in range(2):  # the first connects, and empties the link's bucket
             dist.barrier()
-            sent_before = sent_bytes() if sent_bytes else 0
+            sent_before = self._place.sent_bytes()
             start_s = time.perf_counter()
             dist.all_reduce(data, group=self._plain)
             self._place.synchronize()
             seconds = time.perf_counter() - start_s
             dist.barrier()
-        return {"seconds": seconds, "sent_bytes": sent_bytes() - sent_before if sent_bytes else None}
+        return seconds, self._place.sent_bytes(sent_before)
 
-    def validate(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    @_told_if_full()
+    def validate(self, emit: Emit, arm: str) -> float:
         """Validation loss of one arm."""
-        return {"loss": self._trainers[command["arm"]].validate()}
+        return self._trainers[arm].validate()
 
     def _record_step(self, arm: str, audit: bool) -> dict[str, Any]:
-        sent_bytes = self._place.sent_bytes
-        sent_before = sent_bytes() if sent_bytes else 0
+        sent_before = self._place.sent_bytes()
         payload_before = self._payload_bytes(arm)
         held_before = self._place.held_bytes(resets_peak=True)
         start_s = time.perf_counter()
@@ -198,21 +200,21 @@ class Worker:
             "loss": loss,
             "seconds": seconds,
             "phases_s": recording.phases_s(seconds, self._place.device),
-            "link_sent_bytes": sent_bytes() - sent_before if sent_bytes else None,
+            "link_sent_bytes": self._place.sent_bytes(sent_before),
             "gpu_bytes": self._place.peak_bytes() - of_others,
             "payload_bytes": payload if self._groups[arm] else None,
-            "collectives": [asdict(each) for each in recording.collectives] if audit else None,
+            "collectives": recording.collectives if audit else None,
         }
 
     def _payload_bytes(self, arm: str) -> Counter[str]:
         """What the arm's groups of Isthmus have sent so far."""
         total: Counter[str] = Counter()
         for group in self._groups[arm]:
-            total.update(group.sent_bytes())
+            total.update(sent_bytes(group))
         return total
 
 
-def _make_groups(arm: Strategy, config: TrainingConfig, place: Place) -> tuple[DeviceMesh, list[IsthmusGroup]]:
+def _make_groups(arm: Strategy, config: TrainingConfig) -> tuple[DeviceMesh, list[dist.ProcessGroup]]:
     """The mesh that an arm's model is sharded over: all ranks, or for HSDP the rails and the nodes. Collective.
 
     It is what `init_device_mesh` makes, but for options and timeout of its own. The groups are those of the mesh, if
@@ -221,41 +223,12 @@ def _make_groups(arm: Strategy, config: TrainingConfig, place: Place) -> tuple[D
     ranks = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node)
     ranks_of_dimensions = [ranks.T.tolist(), ranks.tolist()] if arm.hybrid_sharded else [None]
     timeout = timedelta(seconds=config.timeout_s)
-    isthmus_groups = []
+    backend, options = plain_backend(config.device), None
     if arm.options is not None:
-        isthmus_groups = [IsthmusGroup(arm.options, timeout, groups) for groups in ranks_of_dimensions]
-        groups = [group.group for group in isthmus_groups]
-    else:
-        groups = [new_group(place.backend, timeout, groups) for groups in ranks_of_dimensions]
+        backend, options = "isthmus", isthmus.Options(**arm.options)  # type: ignore[arg-type]
+    groups = [new_group(backend, timeout, of_dimension, options) for of_dimension in ranks_of_dimensions]
+    of_isthmus = groups if arm.options is not None else []
     if not arm.hybrid_sharded:
-        return DeviceMesh.from_group(groups[0], place.device), isthmus_groups
+        return DeviceMesh.from_group(groups[0], config.device), of_isthmus
     names = ("replicate", "shard")
-    return DeviceMesh.from_group(groups, place.device, mesh=ranks, mesh_dim_names=names), isthmus_groups
-
-
-def handlers(join: Join) -> dict[str, Handler]:
-    """The commands of a rank that joins the world in this way, by name."""
-    worker = Worker(join)
-    return {name: _told_if_full(getattr(worker, name)) for name in ("setup", "steps", "carry", "validate")}
-
-
-def _told_if_full(handler: Handler) -> Handler:
-    """The handler, which says what a rank takes where a GPU has no room for it."""
-
-    def handle(command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        try:
-            return handler(command, emit)
-        except torch.OutOfMemoryError:
-            taken = torch.cuda.max_memory_reserved()
-            free, total = (number / _GIB for number in torch.cuda.mem_get_info())
-            raise SaysAll(
-                f"its GPU is full: of {total:.1f} GiB this rank has taken {taken / _GIB:.1f} and wants more, and "
-                f"{free:.1f} are free; leave out --arms, whose models are there at once, or lower --sequences, "
-                "--layers, --width or --ranks-per-node"
-            ) from None
-
-    return handle
-
-
-if __name__ == "__main__":
-    serve(handlers(join_simulated))
+    return DeviceMesh.from_group(groups, config.device, mesh=ranks, mesh_dim_names=names), of_isthmus

@@ -34,12 +34,9 @@ class _Training:
 
     def at(self, lr: float) -> "_Training":
         """A copy that goes on at another learning rate."""
-        other = _Training(self._config)
-        other._model.load_state_dict(self._model.state_dict())
-        other._optimizer.load_state_dict(deepcopy(self._optimizer.state_dict()))
+        other = deepcopy(self)
         for group in other._optimizer.param_groups:
             group["lr"] = lr
-        other._step = self._step
         return other
 
     def take_step(self) -> None:

@@ -22,7 +22,6 @@ const char* to_string(CodecId id);  // the codec's name; "unknown" where none is
 // An option that a codec reads.
 struct CodecOption {
   OptionField field;           // only its name where Isthmus or another codec declares it
-  const char* only = "";       // the other option that it requires: "tiers=flat"; empty: none
   bool shapes_packets = true;  // whether packets depend on its value: Options::codec_settings()
 };
 
@@ -51,8 +50,6 @@ struct CodecType {
   // "values" or "bytes": what the checksum covers, for the error about a wrong checksum. Set by a codec that adds
   // packets up before it has their checksum. Null: packets are checked first, and the error says so.
   const char* checksum_of = nullptr;
-  // The text of a fault that decoding on a device found, if only this codec has that kind of fault; else null.
-  const char* (*fault_text)(uint32_t kind) = nullptr;
 };
 
 // All codecs: first those of Isthmus, then outside ones in the order of registration. Any thread may call it.

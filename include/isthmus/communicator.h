@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "isthmus/buffer.h"
 #include "isthmus/device.h"
@@ -23,6 +24,8 @@ struct Tiers {
   std::shared_ptr<Transport> flat;
   std::shared_ptr<Transport> gather_intra = nullptr;
   std::shared_ptr<Transport> gather_inter = nullptr;
+
+  std::vector<std::shared_ptr<Transport>> all() const;  // those that there are
 };
 
 // A gather of weights between its halves.

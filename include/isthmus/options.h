@@ -30,7 +30,6 @@ struct Options {
   double sparsity = 0.9875;                              // tagc: share of each piece that is not sent
   double ratio = 10;               // tagc: sketch rows = blocks / ratio; 0: as many rows as the kept elements need
   std::string cell_type = "fp32";  // tagc: fp32, bf16, fp16, int8: what sketch cells hold
-  int64_t index_bits = 1;          // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
   int64_t dense_steps = 0;         // steps of a unit at the beginning of training that are exact
   int64_t segments = 0;            // parts of a piece: one is encoded while another crosses; 0: chosen from its size
   int64_t error_interval = 100;    // steps of a unit between measurements of the codec's error; 0: never measured
@@ -61,12 +60,6 @@ struct Options {
   static Options from_environment();
 };
 
-// A codec that uses an option, and the other option that this requires: `only` is "tiers=flat", or empty.
-struct OptionUser {
-  const char* codec;
-  const char* only = "";
-};
-
 // One row for each field. Parsing, printing, Python's keywords and attributes, and the table in docs follow from it.
 struct OptionField {
   using Member =
@@ -76,15 +69,17 @@ struct OptionField {
   const char* name = nullptr;    // of the field and the Python keyword
   std::string environment = {};  // variable
   std::string range = {};        // for people
-  const char* help = nullptr;    // one sentence
+  const char* help = nullptr;    // one sentence; null: the row is declared elsewhere
   Member member = {};
-  std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
-  std::vector<OptionUser> users = {};                          // empty: every codec uses it
-  std::vector<std::string> choices = {};                       // the words it may be; empty: it is no word
+  std::function<bool(const Options&)> accepts = {};  // whether the member's value is in range; null: any is
+  std::vector<std::string> choices = {};             // the words it may be; empty: it is no word
+  std::vector<std::string> users = {};               // codecs; empty: every codec uses it
 
+  // Throws OptionError that names field, value and range, and changes nothing, if the text is no such value.
+  void set(Options& options, const std::string& text) const;
   // The value as text that set() takes.
   std::string get(const Options& options) const;
-  // "tagc with tiers=flat", "tagc or quant"; empty: every codec uses it.
+  // "tagc or quant"; empty: every codec uses it.
   std::string users_text() const;
   // Whether its variable is set and not empty.
   bool is_in_environment() const;

@@ -23,7 +23,10 @@ void add_counts(const Counts& more, Counts& total) {
 // The kinds of collective that the communicator carries.
 enum class Collective : uint8_t { kReduceScatter, kAllGather, kAllReduce };
 inline constexpr int kNumCollectives = 3;
-const char* to_string(Collective collective);
+inline const char* to_string(Collective collective) {
+  constexpr const char* kNames[kNumCollectives] = {"reduce_scatter", "all_gather", "all_reduce"};
+  return kNames[static_cast<size_t>(collective)];
+}
 
 // Seconds that this rank's host waited for messages of each other rank, by its global rank. GPUs have none: streams
 // wait.
@@ -32,7 +35,12 @@ struct PeerWaits {
   std::map<int, double> inter;
   std::map<int, double> flat;
 
-  PeerWaits& operator+=(const PeerWaits& more);
+  PeerWaits& operator+=(const PeerWaits& more) {
+    add_counts(more.intra, intra);
+    add_counts(more.inter, inter);
+    add_counts(more.flat, flat);
+    return *this;
+  }
 };
 
 struct CollectiveStats {
@@ -47,7 +55,18 @@ struct CollectiveStats {
   double encode_s = 0;    // in the codec; no field counts pack, unpack and scaling
   double decode_s = 0;
 
-  CollectiveStats& operator+=(const CollectiveStats& more);
+  CollectiveStats& operator+=(const CollectiveStats& more) {
+    calls += more.calls;
+    packed_calls += more.packed_calls;
+    intra += more.intra;
+    inter += more.inter;
+    flat += more.flat;
+    intra_s += more.intra_s;
+    exchange_s += more.exchange_s;
+    encode_s += more.encode_s;
+    decode_s += more.decode_s;
+    return *this;
+  }
 };
 
 // Statistics of one unit. See UnitKey.
@@ -55,6 +74,7 @@ struct UnitStats {
   std::string name;
   Collective collective = Collective::kReduceScatter;
   int64_t num_elements = 0;
+  DataType dtype = DataType::kFloat32;
   std::string codec;             // the last codec: "none", "quant", ...; "delta" for weights
   std::string settings;          // of that codec: "bits=4 error_feedback=off ..."
   std::optional<Reason> reason;  // why exact, or whole; nothing: it is not
@@ -77,7 +97,15 @@ struct WeightStats {
   std::map<Reason, int64_t> whole;   // gathers whose shards crossed whole
   int64_t replica_bytes = 0;         // memory of all replicas
 
-  WeightStats& operator+=(const WeightStats& more);
+  WeightStats& operator+=(const WeightStats& more) {
+    gathers += more.gathers;
+    unchanged += more.unchanged;
+    healed += more.healed;
+    add_counts(more.differing, differing);
+    add_counts(more.whole, whole);
+    replica_bytes += more.replica_bytes;
+    return *this;
+  }
 };
 
 struct Stats {

@@ -4,6 +4,7 @@
 
 #include "kernels/block/device.h"
 #include "kernels/block/hashes.h"
+#include "kernels/block/job.h"
 #include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -17,17 +18,29 @@ inline constexpr int64_t kPairsOfSegment = kRowWords / 2;
 
 constexpr int64_t checksum_pairs(int64_t num_words) { return divide_up(num_words, kSegmentWords) * kPairsOfSegment; }
 
-// The words that one thread takes: w, w + kRowWords, ... below `end`, each with its neighbour.
-struct PairOfSegment {
-  int64_t begin;
-  int64_t end;
-
-  ISTHMUS_DEVICE PairOfSegment(int64_t pair, int64_t num_words)
-      : begin(pair / kPairsOfSegment * kSegmentWords + pair % kPairsOfSegment * 2),
-        end((pair / kPairsOfSegment + 1) * kSegmentWords) {
-    end = end < num_words ? end : num_words;
+// Visits the words that one thread takes in a segment: w, w + kRowWords, ... , each with its neighbour. The first
+// num_whole_words may be loaded in pairs: rows(w) visits kRows pairs, from w on, and one_pair(w) one. word(w) visits a
+// single word.
+template <int kRows, typename Rows, typename OnePair, typename Word>
+ISTHMUS_DEVICE void walk_rows(int64_t pair, int64_t num_words, int64_t num_whole_words, const Rows& rows,
+                              const OnePair& one_pair, const Word& word) {
+  const int64_t segment_end = (pair / kPairsOfSegment + 1) * kSegmentWords;
+  const int64_t end = segment_end < num_words ? segment_end : num_words;
+  const int64_t whole_end = end < num_whole_words ? end : num_whole_words;
+  int64_t w = pair / kPairsOfSegment * kSegmentWords + pair % kPairsOfSegment * 2;
+  for (; w + (kRows - 1) * kRowWords + 2 <= whole_end; w += kRows * kRowWords) {
+    rows(w);
   }
-};
+  for (; w + 2 <= whole_end; w += kRowWords) {
+    one_pair(w);
+  }
+  for (; w < end; w += kRowWords) {
+    word(w);
+    if (w + 1 < end) {
+      word(w + 1);
+    }
+  }
+}
 
 ISTHMUS_DEVICE uint64_t checksum_of_pair(const WordPair& words, int64_t place) {
   return checksum_of_word(words.value[0], place) + checksum_of_word(words.value[1], place + 1);
@@ -54,30 +67,23 @@ ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_w
                                   const Access& access) {
   using Loaded = decltype(access.load(0));
   constexpr int kRows = rows_in_flight<Loaded>();
-  const PairOfSegment words(pair, num_words);
-  const int64_t whole_end = words.end < num_whole_words ? words.end : num_whole_words;
   uint64_t sum = 0;
-  int64_t w = words.begin;
-  for (; w + (kRows - 1) * kRowWords + 2 <= whole_end; w += kRows * kRowWords) {
-    Loaded loaded[kRows];
-    ISTHMUS_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      loaded[r] = access.load(w + r * kRowWords);
-    }
-    ISTHMUS_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      sum += checksum_of_pair(access.use(w + r * kRowWords, loaded[r]), place + w + r * kRowWords);
-    }
-  }
-  for (; w + 2 <= whole_end; w += kRowWords) {
-    sum += checksum_of_pair(access.use(w, access.load(w)), place + w);
-  }
-  for (; w < words.end; w += kRowWords) {
-    sum += checksum_of_word(access.one(w), place + w);
-    if (w + 1 < words.end) {
-      sum += checksum_of_word(access.one(w + 1), place + w + 1);
-    }
-  }
+  const auto use = [&](int64_t w, const Loaded& loaded) { sum += checksum_of_pair(access.use(w, loaded), place + w); };
+  walk_rows<kRows>(
+      pair, num_words, num_whole_words,
+      [&](int64_t w) {
+        Loaded loaded[kRows];
+        ISTHMUS_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          loaded[r] = access.load(w + r * kRowWords);
+        }
+        ISTHMUS_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          use(w + r * kRowWords, loaded[r]);
+        }
+      },
+      [&](int64_t w) { use(w, access.load(w)); },
+      [&](int64_t w) { sum += checksum_of_word(access.one(w), place + w); });
   return sum;
 }
 
@@ -119,11 +125,19 @@ ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int6
   return group.sum(sum);
 }
 
+// Up to this many packets have their checksums taken while they are decoded: then all groups that could be resident
+// have room for the sums. The bytes of more packets are read once more.
+inline constexpr int64_t kPacketsSummed = 32;
+inline bool takes_checksums(const DecodeJobBase& job) { return job.num_packets <= kPacketsSummed; }
+
 // This thread's part of each packet's checksum. It is in the group's shared memory, because registers are scarce.
 class SumsOfPackets {
  public:
   static constexpr int64_t bytes(int64_t threads, int64_t num_packets) {
     return static_cast<int64_t>(sizeof(uint64_t)) * threads * num_packets;
+  }
+  static int64_t bytes(int64_t threads, const DecodeJobBase& job) {
+    return takes_checksums(job) ? bytes(threads, job.num_packets) : 0;
   }
 
   template <typename Group>
@@ -160,21 +174,22 @@ struct ReadWords {
   ISTHMUS_DEVICE uint64_t one(int64_t w) const { return words[w]; }
 };
 
-// This thread's part of the checksum of words that begin at a multiple of 16 bytes. All threads of the first
-// `num_groups` groups call it.
+// This thread's part of the checksum of words, which are fastest to read from a multiple of 16 bytes on. All threads of
+// the first `num_groups` groups call it.
 template <typename Group>
 ISTHMUS_DEVICE uint64_t sum_words(const Group& group, const void* words, int64_t num_words, int64_t place,
                                   int64_t num_groups) {
   const ReadWords access = {static_cast<const uint64_t*>(words)};
+  const int64_t num_whole_words = is_aligned(words, sizeof(WordPair)) ? num_words : 0;
   uint64_t sum = 0;
   for (int64_t pair = group.group_number() * group.size() + group.thread(); pair < checksum_pairs(num_words);
        pair += num_groups * group.size()) {
-    sum += walk_pair(pair, num_words, num_words, place, access);
+    sum += walk_pair(pair, num_words, num_whole_words, place, access);
   }
   return sum;
 }
 
-// Writes this group's part of the checksum of words that begin at a multiple of 16 bytes.
+// Writes this group's part of the checksum of words.
 template <typename Group>
 ISTHMUS_DEVICE void checksum_words(Group& group, const void* words, int64_t num_words, int64_t packet_number,
                                    const ChecksumParts& parts) {

@@ -19,6 +19,12 @@ struct Float16 {
   uint16_t bits;
 };
 
+[[gnu::always_inline]] ISTHMUS_DEVICE uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+[[gnu::always_inline]] ISTHMUS_DEVICE float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+[[gnu::always_inline]] ISTHMUS_DEVICE bool is_finite(float value) {
+  return (bits_of(value) & 0x7f800000) != 0x7f800000;
+}
+
 [[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(BFloat16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }

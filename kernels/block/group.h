@@ -1,10 +1,9 @@
-// Who runs a block algorithm: all threads of a group run it together, each on its share of a strided loop.
+// Who runs a pass (passes.h): all threads of a group run it together, each on its share of a strided loop.
 //
 //   for (int64_t i = group.thread(); i < count; i += group.size()) ...
 //
-// On CPU the group is one thread whose size is a constant 1, so that these loops vectorise like plain ones. On CUDA it
-// is a thread block (CtaGroup, cuda/group.cuh), or one thread of it. Updates that several threads may make to one word
-// go through the group.
+// On CUDA a group is a thread block (CtaGroup, cuda/group.cuh); tests emulate groups. Updates that several threads may
+// make to one word go through the group.
 //
 // any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
 // same order. So they do for exchange(), any_in_step(), ballot_in_step() and from_neighbour(), which are no barriers: a
@@ -26,21 +25,13 @@
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 template <typename Group>
-concept IsGroup = requires(Group group, bool condition) {
+concept IsGroup = requires(Group group, bool condition, float value, int64_t count, uint32_t operand, uint32_t& word,
+                           uint64_t wide, uint64_t& wide_word) {
   { group.thread() } -> std::same_as<int64_t>;  // this thread's number, below size()
   { group.size() } -> std::same_as<int64_t>;
   { group.any(condition) } -> std::same_as<bool>;  // whether it holds in any thread; all threads get the answer
-  // It also has, for 32 and 64 bits, updates word op= operand that all threads see at once: fetch_or(word, operand),
-  // which returns the old word, and apply_xor(word, operand), which does not take words of shared<T>().
-};
-
-// Passes over a whole piece (passes.h) run on many groups side by side.
-template <typename Group>
-concept IsGroupOfPass = IsGroup<Group> &&
-    requires(Group group, bool condition, float value, int64_t count, uint32_t operand, uint32_t& word, uint64_t wide,
-             uint64_t& wide_word) {
-  group.sync();                                   // all threads; writes before it are visible after it
-  { group.sum(wide) } -> std::same_as<uint64_t>;  // over all threads, which all get it
+  group.sync();                                    // all threads; writes before it are visible after it
+  { group.sum(wide) } -> std::same_as<uint64_t>;   // over all threads, which all get it
   { group.exclusive_sum(operand, word) } -> std::same_as<uint32_t>;  // over threads before this one; word: over all
   { group.group_number() } -> std::same_as<int64_t>;                 // which of the groups this is
   { group.num_groups() } -> std::same_as<int64_t>;
@@ -49,6 +40,9 @@ concept IsGroupOfPass = IsGroup<Group> &&
   group.fetch_add(wide_word, wide);
   group.fetch_max(word, operand);
   group.fetch_min(word, operand);
+  group.fetch_or(wide_word, wide);
+  { group.fetch_or(word, operand) } -> std::same_as<uint32_t>;  // the old word
+  group.apply_xor(word, operand);                               // takes no words of shared<T>()
   // Whether this group is the last of its pass to call this; all its threads get the answer. The last group sees what
   // the others wrote before their calls. All groups share `word`, which is 0 before the first call and after the last.
   // is_last_of() is the same for `count` groups, the only ones that call it with `word`.
@@ -65,39 +59,6 @@ concept IsGroupOfPass = IsGroup<Group> &&
   { group.from_neighbour(value, 3) } -> std::same_as<float>;  // the value of one of these 16
   // word = value, of 32 or 64 bits, once this thread's earlier writes are visible to all threads and to the host.
   group.publish(word, operand);
-};
-
-// One thread.
-struct SerialGroup {
-  static constexpr int64_t thread() { return 0; }
-  static constexpr int64_t size() { return 1; }
-  static bool any(bool condition) { return condition; }
-
-  static uint64_t fetch_or(uint64_t& word, uint64_t operand) {
-    const uint64_t before = word;
-    word |= operand;
-    return before;
-  }
-  template <typename Word>
-  static void apply_xor(Word& word, Word operand) {
-    word ^= operand;
-  }
-};
-static_assert(IsGroup<SerialGroup>);
-
-// One thread of `Group`, alone: it runs a block algorithm beside the other threads, which run it elsewhere.
-template <typename Group>
-class ThreadOf {
- public:
-  explicit ISTHMUS_DEVICE ThreadOf(Group group) : group_(group) {}
-  static constexpr ISTHMUS_DEVICE int64_t thread() { return 0; }
-  static constexpr ISTHMUS_DEVICE int64_t size() { return 1; }
-  static ISTHMUS_DEVICE bool any(bool condition) { return condition; }
-  ISTHMUS_DEVICE uint32_t fetch_or(uint32_t& word, uint32_t operand) { return group_.fetch_or(word, operand); }
-  ISTHMUS_DEVICE void apply_xor(uint32_t& word, uint32_t operand) { group_.apply_xor(word, operand); }
-
- private:
-  Group group_;
 };
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -10,8 +10,10 @@
 
 #ifdef __CUDA_ARCH__
 #define ISTHMUS_UNROLL _Pragma("unroll")
+#define ISTHMUS_UNROLL_8 _Pragma("unroll 8")
 #define ISTHMUS_DO_NOT_UNROLL _Pragma("unroll 1")
 #else
 #define ISTHMUS_UNROLL
+#define ISTHMUS_UNROLL_8
 #define ISTHMUS_DO_NOT_UNROLL
 #endif

@@ -118,4 +118,37 @@ struct Moved {
   int64_t written = 0;
 };
 
+inline constexpr int kPassThreads = 256;
+
+// The threads of a pass's groups: kThreads, if it says so.
+template <typename Pass>
+constexpr int threads_of() {
+  if constexpr (requires { Pass::kThreads; }) {
+    return Pass::kThreads;
+  } else {
+    return kPassThreads;
+  }
+}
+
+// The most shared memory of a group: kMaxSharedBytes, or none.
+template <typename Pass>
+constexpr int64_t most_shared_bytes() {
+  if constexpr (requires { Pass::kMaxSharedBytes; }) {
+    return Pass::kMaxSharedBytes;
+  } else {
+    return 0;
+  }
+}
+
+// How many groups of a pass must fit on a multiprocessor at once: kResidentGroups, or one. This limits the kernel's
+// registers.
+template <typename Pass>
+constexpr int resident_groups() {
+  if constexpr (requires { Pass::kResidentGroups; }) {
+    return Pass::kResidentGroups;
+  } else {
+    return 1;
+  }
+}
+
 }  // namespace isthmus::kernels

@@ -3,27 +3,10 @@
 
 #include "kernels/block/checksum_passes.h"
 #include "kernels/block/device.h"
-#include "kernels/block/float_types.h"
 #include "kernels/block/job.h"
 #include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-// Calls visit(T{}) with the C++ type of a piece that float32 codecs take.
-template <typename Visit>
-void with_piece_type(DataType dtype, Visit visit) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return visit(float{});
-    case DataType::kBFloat16:
-      return visit(BFloat16{});
-    case DataType::kFloat16:
-      return visit(Float16{});
-    case DataType::kFloat64:
-    case DataType::kByte:
-      return;  // refused when the job was made
-  }
-}
 
 ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext* context) {
   if (context != nullptr) {
@@ -145,9 +128,8 @@ ISTHMUS_DEVICE void finish_decoding(Group& group, const DecodeJobBase& job) {
 // header.
 struct Seal {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
-  EncodeJobBase job;  // the packet begins at a multiple of 16 bytes; `arrived` is 0
+  EncodeJobBase job;  // `arrived` is 0
   SummedBytes summed = {};
 
   Moved moved() const { return {job.packet_bytes - summed.size(), 0}; }
@@ -161,11 +143,10 @@ struct Seal {
   }
 };
 
-// Takes the checksums of all packets, which begin at multiples of 16 bytes, or what is missing of them. The last group
-// compares checksums and headers, and reports. For packets that are used before they are verified.
+// Takes the checksums of all packets, or what is missing of them. The last group compares checksums and headers, and
+// reports. For packets that are used before they are verified.
 struct Verify {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
   DecodeJobBase job;
   SummedBytes summed = {};

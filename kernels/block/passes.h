@@ -5,7 +5,7 @@
 // Executor has
 //
 //   clear(void* memory, int64_t bytes)
-//   run(pass, int64_t max_groups, int64_t shared_bytes)
+//   run(pass, int64_t max_groups, int64_t shared_bytes = most_shared_bytes<Pass>())
 //
 // which take effect one after the other. It is a CUDA stream or, in tests, emulated. Which passes run, and on how many
 // groups, depends on shapes and addresses alone, never on data: a captured sequence may be replayed.
@@ -18,8 +18,6 @@
 #include "kernels/block/job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-inline constexpr int kPassThreads = 256;
 
 // Neighbours in memory. They are loaded and stored at once, or 16 bytes at a time if they are more.
 template <typename T, int kCount>
@@ -66,16 +64,6 @@ ISTHMUS_DEVICE void for_each_by_group(const Group& group, int64_t count, Visit v
   }
 }
 
-// How many groups of a pass must fit on a multiprocessor at once. This limits the kernel's registers.
-template <typename Pass>
-constexpr int resident_groups() {
-  if constexpr (requires { Pass::kResidentGroups; }) {
-    return Pass::kResidentGroups;
-  } else {
-    return 1;
-  }
-}
-
 // Some neighbouring groups of a pass, as if there were no others. Numbers have 32 bits, because registers are scarce.
 template <typename Group>
 class PartOfGroups : public Group {
@@ -96,9 +84,9 @@ class PartOfGroups : public Group {
 // group takes several pieces, one after another.
 template <typename Pass>
 struct OfEachPiece {
-  static constexpr int kThreads = Pass::kThreads;
+  static constexpr int kThreads = threads_of<Pass>();
   static constexpr int kResidentGroups = resident_groups<Pass>();
-  static constexpr int64_t kMaxSharedBytes = Pass::kMaxSharedBytes;
+  static constexpr int64_t kMaxSharedBytes = most_shared_bytes<Pass>();
 
   Pass pass;
 
@@ -125,7 +113,8 @@ struct OfEachPiece {
 
 // max_groups: for one piece.
 template <typename Executor, typename Pass>
-void run_for_pieces(Executor& executor, const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+void run_for_pieces(Executor& executor, const Pass& pass, int64_t max_groups,
+                    int64_t shared_bytes = most_shared_bytes<Pass>()) {
   executor.run(OfEachPiece<Pass>{pass}, pass.job.num_pieces * max_groups, shared_bytes);
 }
 
@@ -147,26 +136,6 @@ inline bool residuals_are_aligned(const EncodeJobBase& job, uintptr_t bytes) {
 template <typename Group, typename Word>
 ISTHMUS_DEVICE void clear(const Group& group, Word* words, int64_t count) {
   for_each_of_group(group, count, [=](int64_t i) { words[i] = 0; });
-}
-
-// Numbers those i < count for which take(i, item) is true, calls put(position, item) for them, and returns how many
-// there are. Positions ascend with i and do not exceed it, so that put() may overwrite what take() has read. No barrier
-// follows the last put().
-template <typename Item, typename Group, typename Take, typename Put>
-ISTHMUS_DEVICE uint32_t compact(Group& group, int64_t count, Take take, Put put) {
-  uint32_t total = 0;
-  for (int64_t base = 0; base < count; base += group.size()) {
-    const int64_t i = base + group.thread();
-    Item item = {};
-    const bool taken = i < count && take(i, item);
-    uint32_t taken_now = 0;
-    const uint32_t position = group.exclusive_sum(taken ? 1 : 0, taken_now);
-    if (taken) {
-      put(total + position, item);
-    }
-    total += taken_now;
-  }
-  return total;
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

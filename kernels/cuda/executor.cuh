@@ -20,7 +20,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // The numbers are part of the type so that they are part of the kernel's name: tools/cuda_resources.py reads them.
 template <typename Pass, int kThreads, int64_t kMaxSharedBytes>
 __global__ void __launch_bounds__(kThreads, resident_groups<Pass>()) run_pass(const __grid_constant__ Pass pass) {
-  static_assert(IsGroupOfPass<CtaGroup<kThreads>>);
+  static_assert(IsGroup<CtaGroup<kThreads>>);
   static_assert(kMaxSharedBytes + CtaGroup<kThreads>::kMostFixedSharedBytes <= kMostSharedBytes);
   CtaGroup<kThreads> group;
   pass(group);
@@ -62,16 +62,16 @@ template <typename Pass>
 int resident_groups_of_device(int device, int num_multiprocessors, int64_t shared_bytes) {
   static PerDevice answers;
   return answers.get(device, static_cast<uint32_t>(shared_bytes), [&] {
-    auto* kernel = run_pass<Pass, Pass::kThreads, Pass::kMaxSharedBytes>;
+    auto* kernel = run_pass<Pass, threads_of<Pass>(), most_shared_bytes<Pass>()>;
     cudaFuncAttributes attributes = {};
     check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
     if (must_ask_for_shared(static_cast<int64_t>(attributes.sharedSizeBytes), shared_bytes)) {
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(Pass::kMaxSharedBytes)),
+                                      static_cast<int>(most_shared_bytes<Pass>())),
                  "cudaFuncSetAttribute");
     }
     int resident = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, Pass::kThreads,
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads_of<Pass>(),
                                                              static_cast<size_t>(shared_bytes)),
                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     return num_multiprocessors * std::max(resident, 1);
@@ -84,12 +84,8 @@ class CudaExecutor {
  public:
   explicit CudaExecutor(cudaStream_t stream) : stream_(stream) {
     check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
-    static PerDevice answers;
-    num_multiprocessors_ = answers.get(device_, 0, [&] {
-      int count = 0;
-      check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute");
-      return count;
-    });
+    check_cuda(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device_),
+               "cudaDeviceGetAttribute");
   }
 
   void clear(void* memory, int64_t bytes) {
@@ -98,11 +94,11 @@ class CudaExecutor {
 
   // Starts no more groups than run at once; each takes several turns.
   template <typename Pass>
-  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes = most_shared_bytes<Pass>()) {
     const int64_t resident = resident_groups_of_device<Pass>(device_, num_multiprocessors_, shared_bytes);
-    auto* kernel = run_pass<Pass, Pass::kThreads, Pass::kMaxSharedBytes>;
-    kernel<<<static_cast<unsigned>(std::min(max_groups, resident)), Pass::kThreads, static_cast<size_t>(shared_bytes),
-             stream_>>>(pass);
+    auto* kernel = run_pass<Pass, threads_of<Pass>(), most_shared_bytes<Pass>()>;
+    kernel<<<static_cast<unsigned>(std::min(max_groups, resident)), threads_of<Pass>(),
+             static_cast<size_t>(shared_bytes), stream_>>>(pass);
     check_cuda(cudaGetLastError(), "kernel launch");
   }
 

@@ -14,95 +14,70 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr int64_t kAccessBytes = 16;  // the most that a thread loads or stores at once
 
-// Neighbours that are loaded and stored together: in one access on the side with the smaller elements, in several on
-// the other.
-template <typename T, int64_t kValues>
-struct alignas(kAccessBytes) Neighbours {
-  T value[kValues];
-};
-
-// out[i] = in[i], converted; or in[i] * scale, as scaled(). The two may be the same memory and type.
-template <typename In, typename Out>
-struct ConvertValues {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
+// out[i] = map(in[i], out[i]). The two may be the same memory and type. Neighbours are loaded and stored together: in
+// one access on the side with the smaller elements, in several on the other.
+template <typename In, typename Out, typename Map>
+struct MapValues {
   static constexpr int64_t kNeighbours = kAccessBytes / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
 
   const In* in;
   Out* out;
   int64_t num_elements;
   int64_t num_runs;  // of kNeighbours elements from the first on, which begin at multiples of kAccessBytes
-  bool is_scaled;
-  double scale;
+  Map map;
 
   Moved moved() const {
-    return {num_elements * static_cast<int64_t>(sizeof(In)), num_elements * static_cast<int64_t>(sizeof(Out))};
+    const int64_t out_bytes = num_elements * static_cast<int64_t>(sizeof(Out));
+    return {num_elements * static_cast<int64_t>(sizeof(In)) + (Map::kReadsOut ? out_bytes : 0), out_bytes};
   }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
+    using SeveralIn = SeveralOf<In, kNeighbours>;
+    using SeveralOut = SeveralOf<Out, kNeighbours>;
     for_each_of_all(group, num_runs, [&](int64_t run) {
-      const auto loaded = reinterpret_cast<const Neighbours<In, kNeighbours>*>(in)[run];
-      Neighbours<Out, kNeighbours> result;
+      const SeveralIn loaded = reinterpret_cast<const SeveralIn*>(in)[run];
+      SeveralOut result = Map::kReadsOut ? reinterpret_cast<const SeveralOut*>(out)[run] : SeveralOut{};
       for (int64_t i = 0; i < kNeighbours; ++i) {
-        result.value[i] = converted(loaded.value[i]);
+        result.value[i] = map(loaded.value[i], result.value[i]);
       }
-      reinterpret_cast<Neighbours<Out, kNeighbours>*>(out)[run] = result;
+      reinterpret_cast<SeveralOut*>(out)[run] = result;
     });
     const int64_t rest = num_runs * kNeighbours;
-    for_each_of_all(group, num_elements - rest, [&](int64_t i) { out[rest + i] = converted(in[rest + i]); });
-  }
-
- private:
-  ISTHMUS_DEVICE Out converted(In value) const {
-    return is_scaled ? scaled<Out>(value, scale) : narrow<Out>(widen(value));
+    for_each_of_all(group, num_elements - rest, [&](int64_t i) { out[rest + i] = map(in[rest + i], out[rest + i]); });
   }
 };
 
-// values[i] *= factor. A product too large for float32 becomes the largest float32.
-struct MultiplyValues {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  float* values;
-  int64_t num_elements;
-  double factor;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    for_each_of_all(group, num_elements, [&](int64_t i) { values[i] = limited_to_float32(values[i] * factor); });
+template <typename Out>
+struct Converted {
+  static constexpr bool kReadsOut = false;
+  template <typename In>
+  ISTHMUS_DEVICE Out operator()(In value, Out) const {
+    return narrow<Out>(widen(value));
   }
+};
+template <typename Out>
+struct Scaled {
+  static constexpr bool kReadsOut = false;
+  double factor;
+  template <typename In>
+  ISTHMUS_DEVICE Out operator()(In value, Out) const {
+    return scaled<Out>(value, factor);
+  }
+};
+// A product too large for float32 becomes the largest float32.
+struct Multiplied {
+  static constexpr bool kReadsOut = false;
+  double factor;
+  ISTHMUS_DEVICE float operator()(float value, float) const { return limited_to_float32(value * factor); }
+};
+struct Added {
+  static constexpr bool kReadsOut = true;
+  ISTHMUS_DEVICE float operator()(float value, float sum) const { return sum + value; }
 };
 
 inline constexpr int64_t kFloatsAtOnce = kAccessBytes / sizeof(float);
-using SeveralFloats = Neighbours<float, kFloatsAtOnce>;
-
-// sums[i] += values[i].
-struct AddValues {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  const float* values;
-  float* sums;
-  int64_t num_elements;
-  int64_t num_runs;  // as in ConvertValues
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    for_each_of_all(group, num_runs, [&](int64_t run) {
-      const SeveralFloats added = reinterpret_cast<const SeveralFloats*>(values)[run];
-      SeveralFloats sum = reinterpret_cast<const SeveralFloats*>(sums)[run];
-      for (int64_t i = 0; i < kFloatsAtOnce; ++i) {
-        sum.value[i] += added.value[i];
-      }
-      reinterpret_cast<SeveralFloats*>(sums)[run] = sum;
-    });
-    const int64_t rest = num_runs * kFloatsAtOnce;
-    for_each_of_all(group, num_elements - rest, [&](int64_t i) { sums[rest + i] += values[rest + i]; });
-  }
-};
-
-ISTHMUS_DEVICE bool is_finite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7f800000) != 0x7f800000; }
+using SeveralFloats = SeveralOf<float, kFloatsAtOnce>;
 
 // The sum of all threads' values of each kind, which all threads get. The tree of sums depends only on the group's
 // size.
@@ -126,12 +101,11 @@ ISTHMUS_DEVICE SquaresOf sum_of_group(Group& group, const SquaresOf& value) {
 
 // Sums of squares, one part for each group: given[i]^2 and (given[i] - decoded[i])^2 where both are finite.
 struct SumSquares {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = kThreads * sizeof(SquaresOf);
+  static constexpr int64_t kMaxSharedBytes = kPassThreads * sizeof(SquaresOf);
 
   SquaredErrorJob job;
   int64_t num_parts;
-  int64_t num_runs;  // as in ConvertValues
+  int64_t num_runs;  // as in MapValues
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -172,8 +146,7 @@ struct SumSquares {
 
 // Adds all parts to the totals that the host sees. One group runs it.
 struct AddSquaredError {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = kThreads * sizeof(SquaresOf);
+  static constexpr int64_t kMaxSharedBytes = kPassThreads * sizeof(SquaresOf);
 
   SquaredErrorJob job;
   int64_t num_parts;
@@ -198,8 +171,6 @@ struct AddSquaredError {
 
 // Zeros the residual after a spike, and begins the guard's next step. Otherwise it reads the guard alone.
 struct GuardResidual {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
   static constexpr int64_t kMaxGroups = 256;
 
   ResidualGuard* guard;

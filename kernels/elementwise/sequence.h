@@ -31,42 +31,42 @@ inline int64_t runs_of(int64_t num_elements, int64_t neighbours, const void* a, 
   return is_aligned(a, kAccessBytes) && is_aligned(b, kAccessBytes) ? num_elements / neighbours : 0;
 }
 
-template <typename Executor>
-void run_convert(Executor& executor, ConstBuffer in, Buffer out, bool is_scaled, double scale) {
-  if (in.num_elements == 0) {
-    return;
+template <typename In, typename Out, typename Executor, typename Map>
+void map_values(Executor& executor, ConstBuffer in, Buffer out, const Map& map) {
+  using Pass = MapValues<In, Out, Map>;
+  if (in.num_elements > 0) {
+    const int64_t num_runs = runs_of(in.num_elements, Pass::kNeighbours, in.data, out.data);
+    const int64_t turns = std::max(num_runs, in.num_elements - num_runs * Pass::kNeighbours);
+    executor.run(Pass{in.as<In>(), out.as<Out>(), in.num_elements, num_runs, map}, divide_up(turns, kPassThreads));
   }
-  with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype, [&]<typename Out>(Out) {
-      using Pass = ConvertValues<In, Out>;
-      const int64_t num_runs = runs_of(in.num_elements, Pass::kNeighbours, in.data, out.data);
-      const int64_t turns = std::max(num_runs, in.num_elements - num_runs * Pass::kNeighbours);
-      executor.run(Pass{in.as<In>(), out.as<Out>(), in.num_elements, num_runs, is_scaled, scale},
-                   divide_up(turns, kPassThreads), 0);
-    });
-  });
 }
 
 // The two have equally many elements of floating types.
 template <typename Executor>
 void convert(Executor& executor, ConstBuffer in, Buffer out) {
-  run_convert(executor, in, out, /*is_scaled=*/false, 1);
+  with_floating_type(in.dtype, [&]<typename In>(In) {
+    with_floating_type(out.dtype, [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Converted<Out>{}); });
+  });
 }
 
 template <typename Executor>
 void convert_scaled(Executor& executor, ConstBuffer in, double scale, Buffer out) {
-  run_convert(executor, in, out, /*is_scaled=*/true, scale);
+  with_floating_type(in.dtype, [&]<typename In>(In) {
+    with_floating_type(out.dtype,
+                       [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Scaled<Out>{scale}); });
+  });
 }
 
 // Both float32.
 template <typename Executor>
 void add(Executor& executor, ConstBuffer values, Buffer sums) {
-  if (values.num_elements > 0) {
-    const int64_t num_runs = runs_of(values.num_elements, kFloatsAtOnce, values.data, sums.data);
-    const int64_t turns = std::max(num_runs, values.num_elements - num_runs * kFloatsAtOnce);
-    executor.run(AddValues{values.as<float>(), sums.as<float>(), values.num_elements, num_runs},
-                 divide_up(turns, kPassThreads), 0);
-  }
+  map_values<float, float>(executor, values, sums, Added{});
+}
+
+// values: float32.
+template <typename Executor>
+void multiply(Executor& executor, Buffer values, double factor) {
+  map_values<float, float>(executor, values, values, Multiplied{factor});
 }
 
 template <typename Executor>
@@ -75,17 +75,8 @@ void add_squared_error(Executor& executor, const SquaredErrorJob& job) {
     const int64_t num_runs = runs_of(job.num_elements, kFloatsAtOnce, job.given, job.decoded);
     const int64_t turns = std::max(num_runs, job.num_elements - num_runs * kFloatsAtOnce);
     const int64_t num_parts = std::min(divide_up(turns, kPassThreads), kSquaredErrorParts);
-    executor.run(SumSquares{job, num_parts, num_runs}, num_parts, SumSquares::kMaxSharedBytes);
-    executor.run(AddSquaredError{job, num_parts}, 1, AddSquaredError::kMaxSharedBytes);
-  }
-}
-
-// values: float32.
-template <typename Executor>
-void multiply(Executor& executor, Buffer values, double factor) {
-  if (values.num_elements > 0) {
-    executor.run(MultiplyValues{values.as<float>(), values.num_elements, factor},
-                 divide_up(values.num_elements, kPassThreads), 0);
+    executor.run(SumSquares{job, num_parts, num_runs}, num_parts);
+    executor.run(AddSquaredError{job, num_parts}, 1);
   }
 }
 
@@ -93,7 +84,7 @@ void multiply(Executor& executor, Buffer values, double factor) {
 template <typename Executor>
 void guard_residual(Executor& executor, ResidualGuard* guard, Buffer residual, DeviceCounts* counts) {
   const int64_t groups = std::min(divide_up(residual.num_elements, kPassThreads), GuardResidual::kMaxGroups);
-  executor.run(GuardResidual{guard, residual.as<float>(), residual.num_elements, counts}, groups, 0);
+  executor.run(GuardResidual{guard, residual.as<float>(), residual.num_elements, counts}, groups);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,5 +1,5 @@
-// The own piece and the shard of a decoding, by single elements or several neighbours. Their type, float32 or one of 16
-// bits, is known only from the job. All threads branch alike.
+// The own piece and the shard of a decoding, by neighbours. Their type, float32 or one of 16 bits, is known only from
+// the job. All threads branch alike.
 #pragma once
 
 #include "kernels/block/float_types.h"
@@ -19,15 +19,6 @@ ISTHMUS_DEVICE auto with_value_type(DataType dtype, const Visit& visit) {
     default:
       return visit(float{});
   }
-}
-
-ISTHMUS_DEVICE float load_value(const ConstBuffer& buffer, int64_t i) {
-  return with_value_type(buffer.dtype,
-                         [&]<typename T>(T) -> float { return widen(static_cast<const T*>(buffer.data)[i]); });
-}
-// value * scale, as scaled().
-ISTHMUS_DEVICE void store_scaled(float value, double scale, const Buffer& buffer, int64_t i) {
-  with_value_type(buffer.dtype, [&]<typename T>(T) { static_cast<T*>(buffer.data)[i] = scaled<T>(value, scale); });
 }
 
 // Loads all at once if all exist and the address allows it.

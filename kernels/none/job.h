@@ -7,9 +7,6 @@
 
 namespace isthmus::kernels {
 
-// A decoding of more packets takes several turns.
-inline constexpr int64_t kNonePacketsAtOnce = 16;
-
 // The piece has the wire type or the type that accumulates it. The packet is 8-byte aligned. There is no residual, and
 // nothing is counted.
 struct NoneEncodeJob : EncodeJobBase {

@@ -26,6 +26,10 @@ int64_t whole_words(int64_t num_elements, bool aligned) {
   return aligned ? num_elements / WordsOf<Wire, 1>::kValues : 0;
 }
 
+// What accumulates a wire type.
+template <typename Wire>
+using SumOf = std::conditional_t<std::is_same_v<Wire, double>, double, float>;
+
 // Only sums of float16 could overflow.
 template <typename Wire>
 inline constexpr bool kMayDivide = std::is_same_v<Wire, Float16>;
@@ -34,7 +38,6 @@ inline constexpr bool kMayDivide = std::is_same_v<Wire, Float16>;
 template <typename Piece, typename Wire>
 struct EncodeValues {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
   NoneEncodeJob job;
   int64_t num_whole_words;
@@ -98,40 +101,18 @@ struct EncodeValues {
   }
 };
 
-// The header of a packet whose values are written. One group.
-struct FinishPacket {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  EncodeJobBase job;
-
-  Moved moved() const { return {}; }
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (group.group_number() == 0) {
-      seal(group, job);
-    }
-  }
-};
-
-// Puts the values of all packets in their places, or adds them to the own piece and scales the sum. After a fault it
-// does nothing. If packets take several turns, `own` is `out` and has the accumulate type.
-template <typename Wire, typename Sum, typename Own, typename Out>
+// Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes their
+// checksums. After a fault it does nothing.
+template <typename Wire, typename Own, typename Out>
 struct DecodeValues {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kNonePacketsAtOnce);
-  static int64_t shared_bytes(int64_t num_packets) {
-    return SumsOfPackets::bytes(kThreads, num_packets < kNonePacketsAtOnce ? num_packets : kNonePacketsAtOnce);
-  }
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kPacketsSummed);
 
   NoneDecodeJob job;
   int64_t num_whole_words;
+  bool with_checksums = takes_checksums(job);
 
-  Moved moved() const {
-    const int64_t turns = job.to_places ? 1 : divide_up(job.num_packets, kNonePacketsAtOnce);
-    return {job.bytes_of_packets() + turns * job.own.bytes(), turns * job.out.bytes()};
-  }
+  Moved moved() const { return {job.bytes_of_packets() + job.own.bytes(), job.out.bytes()}; }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -141,48 +122,30 @@ struct DecodeValues {
     if (job.fault->reported != 0) {
       return;
     }
-    const int64_t at_once = job.to_places ? 1 : kNonePacketsAtOnce;
+    const SumsOfPackets checksums(group);
+    const int64_t num_checksums = with_checksums ? job.num_packets : 0;
+    checksums.clear(num_checksums);
+    const int64_t at_once = job.to_places ? 1 : job.num_packets;
+    const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
     for (int64_t first = 0; first < job.num_packets; first += at_once) {
-      const int64_t left = job.num_packets - first;
-      decode(group, SumsOfPackets(group), first, left < at_once ? left : at_once);
+      // A thread has the same word in every packet, so that an element's sums keep their order, and each element is
+      // read, summed and written once.
+      for_each_of_all(group, checksum_pairs(num_words), [&](int64_t pair) {
+        walk_rows<kRowsAtOnce>(
+            pair, num_words, num_whole_words, [&](int64_t w) { sum_rows<kRowsAtOnce>(w, checksums, first, at_once); },
+            [&](int64_t w) { sum_rows<1>(w, checksums, first, at_once); },
+            [&](int64_t w) { sum_word(w, checksums, first, at_once); });
+      });
+    }
+    for (int64_t i = 0; i < num_checksums; ++i) {
+      checksums.write_part_of(group, i, job.parts, job.place_of(i));
     }
   }
 
  private:
+  using Sum = SumOf<Wire>;
   static constexpr int kPairValues = WordsOf<Wire, 2>::kValues;
   static constexpr int kRowsAtOnce = 128 / (kPairValues * static_cast<int>(sizeof(Sum)));  // 32 registers of sums
-
-  // A thread has the same word in every packet, so that an element's sums keep their order.
-  template <typename Group>
-  ISTHMUS_DEVICE void decode(Group& group, const SumsOfPackets& checksums, int64_t first, int64_t count) const {
-    const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
-    checksums.clear(count);
-    for_each_of_all(group, checksum_pairs(num_words),
-                    [&](int64_t pair) { walk(pair, num_words, checksums, first, count); });
-    for (int64_t i = 0; i < count; ++i) {
-      checksums.write_part_of(group, i, job.parts, job.place_of(first + i));
-    }
-  }
-
-  // walk_pair() for all packets side by side: each element is read, summed and written once.
-  ISTHMUS_DEVICE void walk(int64_t pair, int64_t num_words, const SumsOfPackets& checksums, int64_t first,
-                           int64_t count) const {
-    const PairOfSegment words(pair, num_words);
-    const int64_t whole_end = words.end < num_whole_words ? words.end : num_whole_words;
-    int64_t w = words.begin;
-    for (; w + (kRowsAtOnce - 1) * kRowWords + 2 <= whole_end; w += kRowsAtOnce * kRowWords) {
-      sum_rows<kRowsAtOnce>(w, checksums, first, count);
-    }
-    for (; w + 2 <= whole_end; w += kRowWords) {
-      sum_rows<1>(w, checksums, first, count);
-    }
-    for (; w < words.end; w += kRowWords) {
-      sum_word(w, checksums, first, count);
-      if (w + 1 < words.end) {
-        sum_word(w + 1, checksums, first, count);
-      }
-    }
-  }
 
   // The pairs of words at w, and at the following rows of the segment.
   template <int kRows>
@@ -215,7 +178,9 @@ struct DecodeValues {
           sums[r][v] += decode_value(pairs[r].value[v]);
         }
       }
-      checksums.add(i, checksum);
+      if (with_checksums) {
+        checksums.add(first + i, checksum);
+      }
     }
     ISTHMUS_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -239,7 +204,9 @@ struct DecodeValues {
     for (int64_t i = 0; i < count; ++i) {
       WordsOf<Wire, 1> word;
       word.words.value[0] = words_of(first + i)[w];
-      checksums.add(i, checksum_of_word(word.words.value[0], w));
+      if (with_checksums) {
+        checksums.add(first + i, checksum_of_word(word.words.value[0], w));
+      }
       for (int v = 0; v < kValues; ++v) {
         sums[v] += decode_value(word.value[v]);
       }
@@ -255,7 +222,7 @@ struct DecodeValues {
     return reinterpret_cast<const uint64_t*>(job.packets + job.place_of(i) * job.packet_bytes + kHeaderBytes);
   }
   ISTHMUS_DEVICE const Own* own() const { return static_cast<const Own*>(job.own.data); }
-  // Where the turn writes that begins with packet `first`.
+  // Where packets from `first` on go.
   ISTHMUS_DEVICE Out* out(int64_t first) const {
     return static_cast<Out*>(job.out.data) + (job.to_places ? first * job.num_elements : 0);
   }
@@ -265,27 +232,6 @@ struct DecodeValues {
       return static_cast<Sum>(scaled<float>(value, job.divisor));
     }
     return static_cast<Sum>(widen(value));
-  }
-};
-
-// Checks one packet a group; the last group reports faults.
-struct CheckHeaders {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  DecodeJobBase job;
-
-  Moved moved() const { return {}; }
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (job.fault->reported != 0) {
-      return;
-    }
-    for_each_by_group(group, job.num_packets, [&](int64_t i) { check_header(group, job, job.place_of(i)); });
-    if (group.is_last(job.state->arrived)) {
-      finish_decoding(group, job);
-    }
   }
 };
 

@@ -6,11 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/block/residual_guard.h"
 #include "kernels/quant/lane_math.h"
 #include "kernels/quant/layout.h"
-#include "kernels/quant/planes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -56,11 +56,11 @@ struct Quantizer {
 
 // Scales are sent as bfloat16. Rounded to nearest even: `scale` is finite and not negative.
 ISTHMUS_QUANT float scale_as_sent(float scale) {
-  const uint32_t bits = quant_bits_of(scale);
-  return quant_float_of((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
+  const uint32_t bits = bits_of(scale);
+  return float_of((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
 }
-ISTHMUS_QUANT uint16_t bfloat16_of(float scale) { return static_cast<uint16_t>(quant_bits_of(scale) >> 16); }
-ISTHMUS_QUANT float float_of_bfloat16(uint16_t bits) { return quant_float_of(static_cast<uint32_t>(bits) << 16); }
+ISTHMUS_QUANT uint16_t bfloat16_of(float scale) { return static_cast<uint16_t>(bits_of(scale) >> 16); }
+ISTHMUS_QUANT float float_of_bfloat16(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
 
 // A group that is ready to be quantised.
 struct QuantGroup {
@@ -104,7 +104,7 @@ template <typename Lanes>
 ISTHMUS_QUANT float quantize_group(const Lanes& lanes, const Quantizer& quantizer, const QuantGroup& group,
                                    const QuantGroupRows<Lanes>& rows, typename Lanes::Word* codes) {
   constexpr float kShare = 1.0F / kQuantGroupElements;
-  const float step = quantizer.bits == 8 ? quant_float_of(largest_magnitude(lanes, rows)) / quantizer.centre
+  const float step = quantizer.bits == 8 ? float_of(largest_magnitude(lanes, rows)) / quantizer.centre
                                          : quantizer.rms_steps * __builtin_sqrtf(group.energy * kShare);
   const float inverse = step > 0 ? 1 / step : 0;
   typename Lanes::Float products = {};  // of values and levels
@@ -139,15 +139,59 @@ ISTHMUS_QUANT void dequantize_group(const Lanes& lanes, typename Lanes::Word sig
   }
 }
 
+// Prefetches memory that is needed soon, with feedback: a CPU alone does not fetch far enough ahead.
+ISTHMUS_QUANT void prefetch(const void* row) {
+#ifndef __CUDA_ARCH__
+  constexpr uintptr_t kAheadBytes = 1024;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;  // may be no valid address: it is not read
+  __builtin_prefetch(reinterpret_cast<const void*>(address));                // NOLINT(performance-no-int-to-ptr)
+#endif
+}
+
+// The rows of one block of a piece: what encode_block() loads and keeps. With error feedback it encodes piece +
+// residual, and keeps what the receiver lacks as the residual.
+template <typename Piece, bool kFeedback, typename Lanes>
+struct QuantRows {
+  const Lanes* lanes;
+  const Piece* piece;
+  float* residual;
+  int num_rows;
+
+  ISTHMUS_QUANT typename Lanes::Float operator()(int row) const {
+    const bool present = row < num_rows;
+    const typename Lanes::Float values = load(piece + place_of(row), present);
+    if constexpr (kFeedback) {
+      prefetch(piece + place_of(row));
+      prefetch(residual + place_of(row));
+      return values + lanes->load(residual + place_of(row), present);
+    } else {
+      return values;
+    }
+  }
+
+  ISTHMUS_QUANT void keep(int row, typename Lanes::Float decoded, bool present) const {
+    constexpr float kLargest = 0x1.fffffep127F;
+    lanes->store(lanes->limited((*this)(row)-decoded, -kLargest, kLargest), residual + place_of(row), present);
+  }
+
+ private:
+  ISTHMUS_QUANT static int64_t place_of(int row) { return int64_t{row} * kQuantLanes; }
+  ISTHMUS_QUANT typename Lanes::Float load(const Piece* row, bool present) const {
+    if constexpr (std::is_same_v<Piece, float>) {
+      return lanes->load(row, present);
+    } else {
+      return lanes->floats(lanes->each([=](int lane) { return present ? bits_of(widen(row[lane])) : 0U; }));
+    }
+  }
+};
+
 // Encodes the first `num_groups` groups of a block, the rest as missing; with no groups it writes nothing. `scales` and
-// `words` (QuantWords or its like) are the block's own. load(row) gives a row of the block, zeros for a missing row.
-// keep(row, value) is called, if Keep::kWanted, with the value that the receiver decodes for each row, except for
-// groups that are missing or hold NaN or Inf. Returns how many groups hold NaN or Inf. `level` becomes that of the
-// largest group (residual_guard.h), if it was lower.
-template <typename Lanes, typename Load, typename Keep, typename Words>
+// `words` (QuantWords or its like) are the block's own. Returns how many groups hold NaN or Inf. `level` becomes that
+// of the largest group (residual_guard.h), if it was lower.
+template <typename Lanes, typename Piece, bool kFeedback, typename Words>
 ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
-                               int num_groups, const Load& load, const Keep& keep, uint16_t* scales, Words& words,
-                               uint32_t& level) {
+                               int num_groups, const QuantRows<Piece, kFeedback, Lanes>& piece, uint16_t* scales,
+                               Words& words, uint32_t& level) {
   const typename Lanes::Word signs = random_signs(lanes, seed, block);
   int non_finite_groups = 0;
   typename Lanes::Word codes[kQuantRows];
@@ -156,11 +200,11 @@ ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, u
     const int first_row = g * kQuantGroupRows;
     const bool present = g < num_groups;
     QuantGroupRows<Lanes> rows;
-    const QuantGroup group = load_any_group(lanes, signs, first_row, present, load, rows);
-    const bool finite = quant_bits_of(group.energy) < kQuantInfinity;
+    const QuantGroup group = load_any_group(lanes, signs, first_row, present, piece, rows);
+    const bool finite = bits_of(group.energy) < kQuantInfinity;
     float scale = quantize_group(lanes, quantizer, group, rows, codes + first_row);
     if (!(present && finite)) {
-      scale = quant_float_of(kQuantNan);
+      scale = float_of(kQuantNan);
       ISTHMUS_UNROLL
       for (int r = 0; r < kQuantGroupRows; ++r) {
         codes[first_row + r] = {};
@@ -170,13 +214,13 @@ ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, u
       scales[g] = bfloat16_of(scale);
     }
     non_finite_groups += present && !finite;
-    if constexpr (Keep::kWanted) {
-      const uint32_t of_group = level_of_squares(quant_bits_of(group.energy), quant_bits_of(group.factor));
+    if constexpr (kFeedback) {
+      const uint32_t of_group = level_of_squares(bits_of(group.energy), bits_of(group.factor));
       level = present && finite && of_group > level ? of_group : level;
       dequantize_group(lanes, signs, first_row, codes + first_row, quantizer.centre, scale, rows);
       ISTHMUS_UNROLL
       for (int r = 0; r < kQuantGroupRows; ++r) {
-        keep(first_row + r, rows[r], present && finite);
+        piece.keep(first_row + r, rows[r], present && finite);
       }
     }
   }

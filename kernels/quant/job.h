@@ -17,10 +17,6 @@ struct QuantEncodeJob : EncodeJobBase {
   uint64_t sender;
 };
 
-// Up to this many packets have their checksums taken while they are decoded: then all groups that could be resident
-// have room for the sums. The bytes of more packets are read once more.
-inline constexpr int64_t kQuantPacketsSummed = 32;
-
 // `own` and `out` are float32 or a 16-bit type. Packets are 64-byte aligned.
 struct QuantDecodeJob : DecodeJobBase {
   int bits;  // of a code

@@ -28,14 +28,12 @@ ISTHMUS_DEVICE auto scales_of_block(Byte* packet, const QuantLayout& layout, int
   return reinterpret_cast<Memory*>(packet + layout.scales) + block * kQuantGroups;
 }
 
-ISTHMUS_DEVICE bool is_finite_number(float value) { return (quant_bits_of(value) & kQuantInfinity) != kQuantInfinity; }
-
 // Adds a finite residual. A NaN of the piece keeps its bits but becomes quiet, because a GPU's additions know only one
 // NaN.
 ISTHMUS_DEVICE float sum_or_nan(float value, float residual) {
-  const uint32_t bits = quant_bits_of(value);
+  const uint32_t bits = bits_of(value);
   const bool is_nan = (bits & ~kQuantSign) > kQuantInfinity;
-  return is_nan ? quant_float_of(bits | kQuantNan) : value + residual;
+  return is_nan ? float_of(bits | kQuantNan) : value + residual;
 }
 
 // The packed codes of one block in a packet (QuantWords), whose checksum is taken on the way: each word of the checksum
@@ -107,42 +105,6 @@ ISTHMUS_DEVICE auto words_of_block(const Lanes& lanes, Byte* packet, const Quant
 // The bytes of a packet's codes: threads add up their checksum while they write or read them.
 inline SummedBytes summed_codes(const QuantLayout& layout) { return {layout.codes, layout.tail}; }
 
-// The rows of one block of a piece: what encode_block() loads and keeps.
-template <typename Piece, bool kFeedback, typename Lanes>
-struct QuantRows {
-  static constexpr bool kWanted = kFeedback;
-
-  const Lanes* lanes;
-  const Piece* piece;
-  float* residual;
-  int num_rows;
-
-  ISTHMUS_DEVICE typename Lanes::Float operator()(int row) const {
-    const bool present = row < num_rows;
-    const typename Lanes::Float values = load(piece + row * kQuantLanes, present);
-    if constexpr (kFeedback) {
-      return values + lanes->load(residual + row * kQuantLanes, present);
-    } else {
-      return values;
-    }
-  }
-
-  // What the receiver lacks.
-  ISTHMUS_DEVICE void operator()(int row, typename Lanes::Float decoded, bool keep) const {
-    constexpr float kLargest = 0x1.fffffep127F;
-    lanes->store(lanes->limited((*this)(row)-decoded, -kLargest, kLargest), residual + row * kQuantLanes, keep);
-  }
-
- private:
-  ISTHMUS_DEVICE typename Lanes::Float load(const Piece* row, bool present) const {
-    if constexpr (std::is_same_v<Piece, float>) {
-      return lanes->load(row, present);
-    } else {
-      return lanes->floats(lanes->each([=](int lane) { return present ? quant_bits_of(widen(row[lane])) : 0U; }));
-    }
-  }
-};
-
 // Writes all of a packet but its header, and the codes' part of its checksum. Group 0 also writes the tail, and zeros
 // between the sections.
 template <typename Piece, bool kFeedback>
@@ -197,7 +159,7 @@ struct QuantizeBlocks {
     const QuantRows<Piece, kFeedback, Lanes> rows = {
         &lanes, piece() + first, kFeedback ? job.residual + first : nullptr, num_groups * kQuantGroupRows};
     auto words = words_of_block(lanes, job.packet, job.layout, job.bits, block);
-    const int non_finite_groups = encode_block(lanes, quantizer, seed, block, num_groups, rows, rows,
+    const int non_finite_groups = encode_block(lanes, quantizer, seed, block, num_groups, rows,
                                                scales_of_block(job.packet, job.layout, block), words, level);
     if (non_finite_groups > 0 && lanes.writes()) {
       group.fetch_add(job.counts->non_finite_blocks, static_cast<uint64_t>(non_finite_groups));
@@ -225,7 +187,7 @@ struct QuantizeBlocks {
       }
       const float value = widen(piece()[first + i]);
       tail[i] = kFeedback ? sum_or_nan(value, job.residual[first + i]) : value;
-      if (!is_finite_number(tail[i])) {
+      if (!is_finite(tail[i])) {
         non_finite = true;
       } else if (kFeedback) {
         job.residual[first + i] = 0;
@@ -237,17 +199,12 @@ struct QuantizeBlocks {
   }
 };
 
-inline bool takes_checksums(const QuantDecodeJob& job) { return job.num_packets <= kQuantPacketsSummed; }
-
 // Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes the
 // codes' part of their checksums. After a fault it does nothing.
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
   static constexpr int kResidentGroups = 4;  // the sums of a block take 32 registers
-  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kQuantPacketsSummed);
-  static int64_t shared_bytes(const QuantDecodeJob& job) {
-    return takes_checksums(job) ? SumsOfPackets::bytes(kThreads, job.num_packets) : 0;
-  }
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kPacketsSummed);
 
   QuantDecodeJob job;
   bool with_checksums = takes_checksums(job);
@@ -266,14 +223,10 @@ struct DequantizeBlocks {
     const SumsOfPackets checksums(group);
     const int64_t num_checksums = with_checksums ? job.num_packets : 0;
     checksums.clear(num_checksums);
-    if (job.to_places) {
-      for_each_in_step(group, job.num_packets * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
-        put_in_place(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks, checksums);
-      });
-    } else {
-      for_each_in_step(group, job.shape.num_blocks,
-                       [&](const auto& lanes, int64_t block) { sum_block(lanes, quantizer, block, checksums); });
-    }
+    const int64_t num_results = job.to_places ? job.num_packets : 1;
+    for_each_in_step(group, num_results * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
+      sum_block(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks, checksums);
+    });
     for (int64_t i = 0; i < num_checksums; ++i) {
       checksums.write_part_of(group, i, job.parts, job.place_of(i));
     }
@@ -283,40 +236,29 @@ struct DequantizeBlocks {
   }
 
  private:
+  // A block of the sum of all packets; with places, of one packet's place, if there is one.
   template <typename Lanes>
-  ISTHMUS_DEVICE void put_in_place(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
-                                   const SumsOfPackets& checksums) const {
-    float* out = static_cast<float*>(job.out.data) + packet * job.shape.num_elements + block * kQuantBlockElements;
-    const bool present = packet < job.num_packets;
-    const uint64_t sum =
-        decode(lanes, quantizer, packet, block, present, [&](int row, typename Lanes::Float value, bool row_present) {
-          lanes.store(value + typename Lanes::Float{}, out + row * kQuantLanes, row_present);  // as zero + value: no -0
-        });
-    if (with_checksums && present) {
-      checksums.add(packet, sum);
-    }
-  }
-
-  template <typename Lanes>
-  ISTHMUS_DEVICE void sum_block(const Lanes& lanes, const Quantizer& quantizer, int64_t block,
+  ISTHMUS_DEVICE void sum_block(const Lanes& lanes, const Quantizer& quantizer, int64_t result, int64_t block,
                                 const SumsOfPackets& checksums) const {
-    const int64_t first = block * kQuantBlockElements;
-    const int num_rows = groups_of_block(job.shape, block) * kQuantGroupRows;
+    const int64_t first_packet = job.to_places ? result : 0;
+    const int64_t end_packet = job.to_places ? result + 1 : job.num_packets;
+    const bool present = result < (job.to_places ? job.num_packets : 1);
+    const int64_t first = result * job.shape.num_elements + block * kQuantBlockElements;
+    const int num_rows = present ? groups_of_block(job.shape, block) * kQuantGroupRows : 0;
     typename Lanes::Float sums[kQuantRows];
     with_value_type(job.own.dtype, [&]<typename T>(T) {  // outside of the loop, which then has its loads in flight
       const T* own = static_cast<const T*>(job.own.data) + first;
       const int num_own = job.own.data != nullptr ? num_rows : 0;
       ISTHMUS_UNROLL
       for (int row = 0; row < kQuantRows; ++row) {
-        sums[row] = lanes.floats(lanes.each(
-            [&](int lane) { return row < num_own ? quant_bits_of(widen(own[row * kQuantLanes + lane])) : 0U; }));
+        sums[row] = lanes.floats(
+            lanes.each([&](int lane) { return row < num_own ? bits_of(widen(own[row * kQuantLanes + lane])) : 0U; }));
       }
     });
-    for (int64_t i = 0; i < job.num_packets; ++i) {
-      const uint64_t sum =
-          decode(lanes, quantizer, job.place_of(i), block, true,
-                 [&](int row, typename Lanes::Float value, bool /*present*/) { sums[row] = sums[row] + value; });
-      if (with_checksums) {
+    for (int64_t i = first_packet; i < end_packet; ++i) {
+      const uint64_t sum = decode(lanes, quantizer, job.place_of(i), block, present,
+                                  [&](int row, typename Lanes::Float value) { sums[row] = sums[row] + value; });
+      if (with_checksums && present) {
         checksums.add(i, sum);
       }
     }
@@ -327,14 +269,14 @@ struct DequantizeBlocks {
         const typename Lanes::Word bits = lanes.bits(sums[row]);
         lanes.for_lanes([&](int lane) {
           if (row < num_rows) {
-            out[row * kQuantLanes + lane] = scaled<T>(quant_float_of(lanes.of(bits, lane)), job.scale);
+            out[row * kQuantLanes + lane] = scaled<T>(float_of(lanes.of(bits, lane)), job.scale);
           }
         });
       }
     });
   }
 
-  // put(row, value, present) for each row of a block of one packet. Returns this thread's part of its codes' checksum.
+  // put(row, value) for each row of a block of one packet. Returns this thread's part of its codes' checksum.
   template <typename Lanes, typename Put>
   ISTHMUS_DEVICE uint64_t decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
                                  bool present, const Put& put) const {
@@ -343,7 +285,8 @@ struct DequantizeBlocks {
     const int num_groups = present ? groups_of_block(job.shape, block) : 0;
     const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     auto words = words_of_block(lanes, bytes, job.layout, job.bits, block);
-    decode_block(lanes, quantizer, seed, block, num_groups, scales_of_block(bytes, job.layout, block), words, put);
+    decode_block(lanes, quantizer, seed, block, num_groups, scales_of_block(bytes, job.layout, block), words,
+                 [&](int row, typename Lanes::Float value, bool) { put(row, value); });
     return words.checksum();
   }
 
@@ -351,7 +294,7 @@ struct DequantizeBlocks {
   ISTHMUS_DEVICE void decode_tails(Group& group) const {
     const int64_t first = job.shape.num_elements - job.shape.tail_elements;
     for_each_of_group(group, job.shape.tail_elements, [&](int64_t i) {
-      float sum = job.own.data != nullptr ? load_value(job.own, first + i) : 0;
+      float sum = load_values<1>(job.own, first + i).value[0];
       for (int64_t p = 0; p < job.num_packets; ++p) {
         const int64_t packet = job.place_of(p);
         const auto* tail = reinterpret_cast<const float*>(job.packets + packet * job.packet_bytes + job.layout.tail);
@@ -362,7 +305,7 @@ struct DequantizeBlocks {
         }
       }
       if (!job.to_places) {
-        store_scaled(sum, job.scale, job.out, first + i);
+        store_scaled_values<1>({sum}, job.scale, job.out, first + i);
       }
     });
   }

@@ -20,17 +20,15 @@ inline int64_t groups_for_blocks(int64_t num_blocks) {
 template <typename Executor>
 void run_passes(Executor& executor, const QuantEncodeJob& job) {
   const int64_t groups = groups_for_blocks(job.shape.num_blocks);
-  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
+  with_value_type(job.piece.dtype, [&]<typename Piece>(Piece) {
     if (job.residual == nullptr) {
-      using Quantize = QuantizeBlocks<Piece, false>;
-      run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
+      run_for_pieces(executor, QuantizeBlocks<Piece, false>{job}, groups);
     } else {
-      using Quantize = QuantizeBlocks<Piece, true>;
-      run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
+      run_for_pieces(executor, QuantizeBlocks<Piece, true>{job}, groups);
     }
   });
   const SummedBytes summed = summed_codes(job.layout);
-  run_for_pieces(executor, Seal{job, summed}, checksum_groups(job.packet_bytes, summed), 0);
+  run_for_pieces(executor, Seal{job, summed}, checksum_groups(job.packet_bytes, summed));
 }
 
 template <typename Executor>
@@ -39,9 +37,9 @@ void run_passes(Executor& executor, const QuantDecodeJob& job) {
     return;
   }
   const int64_t groups = groups_for_blocks(job.shape.num_blocks * (job.to_places ? job.num_packets : 1));
-  executor.run(DequantizeBlocks{job}, groups, DequantizeBlocks::shared_bytes(job));
+  executor.run(DequantizeBlocks{job}, groups, SumsOfPackets::bytes(kQuantThreads, job));
   const SummedBytes summed = takes_checksums(job) ? summed_codes(job.layout) : SummedBytes{};
-  executor.run(Verify{job, summed}, checksum_groups(job.packet_bytes, summed), 0);
+  executor.run(Verify{job, summed}, checksum_groups(job.packet_bytes, summed));
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

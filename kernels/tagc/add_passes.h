@@ -92,10 +92,9 @@ using Quad = SeveralOf<float, 4>;
 // blocks.
 template <typename Piece>
 struct AddAndMark {
-  static constexpr int kThreads = kPassThreads;
   static constexpr int kResidentGroups = 3;  // 80 registers a thread: loads of a whole tile are in flight
   static constexpr int64_t kTileQuads = kMaxBlockElements / 4;
-  static constexpr int kQuadsInFlight = kTileQuads / kThreads;
+  static constexpr int kQuadsInFlight = kTileQuads / kPassThreads;
   static constexpr int64_t kMaxTileBlocks = kMaxBlockElements / kMinBlockElements;
   struct Shared {
     Quad sums[kTileQuads];
@@ -209,24 +208,15 @@ struct AddAndMark {
     }
   }
 
+  ISTHMUS_DEVICE int64_t elements_from(int64_t quad) const { return job.shape.num_elements - 4 * quad; }
+
   ISTHMUS_DEVICE Quad add_guarded(int64_t quad) const {
-    Quad sum = {};
-    for (int64_t i = 0; i < 4 && 4 * quad + i < job.shape.num_elements; ++i) {
-      const int64_t element = 4 * quad + i;
-      sum.value[i] = widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element];
+    const Quad piece = load_neighbours<4>(static_cast<const Piece*>(job.piece.data) + 4 * quad, elements_from(quad));
+    Quad sum = load_neighbours<4>(job.residual + 4 * quad, elements_from(quad));
+    for (int i = 0; i < 4; ++i) {
+      sum.value[i] = piece.value[i] + sum.value[i];
     }
     return sum;
-  }
-
-  ISTHMUS_DEVICE void store(int64_t tile, int64_t q, const Quad& sum) const {
-    const int64_t quad = tile * kTileQuads + q;
-    if (tile < num_whole_tiles) {
-      reinterpret_cast<Quad*>(job.residual)[quad] = sum;
-      return;
-    }
-    for (int64_t i = 0; i < 4 && 4 * quad + i < job.shape.num_elements; ++i) {
-      job.residual[4 * quad + i] = sum.value[i];
-    }
   }
 
   // Returns how many elements this thread marked in blocks without a flag. `largest` becomes the largest magnitude of
@@ -245,7 +235,8 @@ struct AddAndMark {
       if (is_flagged) {
         return;
       }
-      store(tile, q, sum);
+      const int64_t quad = tile * kTileQuads + q;
+      store_neighbours(sum, 1, job.residual + 4 * quad, elements_from(quad));
       ISTHMUS_UNROLL
       for (int i = 0; i < 4; ++i) {
         largest = magnitude(sum.value[i]) > largest ? magnitude(sum.value[i]) : largest;
@@ -263,10 +254,9 @@ struct AddAndMark {
   ISTHMUS_DEVICE void write_tile(Group& group, int64_t tile, const uint32_t* flagged, uint32_t* marks) const {
     const int64_t first_word = tile * (kMaxBlockElements / 32);
     const int64_t num_words = 2 * job.shape.index_words();
-    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
     for_each_of_group(group, kMaxBlockElements / 32, [&](int64_t w) {
       if (first_word + w < num_words) {
-        index[first_word + w] = marks[w];
+        job.index()[first_word + w] = marks[w];
       }
       marks[w] = 0;
     });
@@ -281,8 +271,7 @@ struct AddAndMark {
         }
       }
       if (is_set(flagged, b)) {
-        auto* flags = reinterpret_cast<uint64_t*>(job.packet + job.layout.flags);
-        group.fetch_or(flags[block / 64], uint64_t{1} << (block % 64));
+        group.fetch_or(job.flags()[block / 64], uint64_t{1} << (block % 64));
         group.fetch_add(job.counts->non_finite_blocks, uint64_t{1});
       }
     });

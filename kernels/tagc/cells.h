@@ -79,6 +79,14 @@ struct Int8Cells {
   }
 };
 
+// A cell that combines bit patterns of values by XOR: exact in any order, and values cannot disturb each other.
+template <typename Pattern>
+struct XorCell {
+  using Type = Pattern;
+  static ISTHMUS_DEVICE Pattern value(Pattern cell, bool /*negative*/) { return cell; }
+  static ISTHMUS_DEVICE void insert(Pattern& cell, Pattern pattern, bool /*negative*/) { cell ^= pattern; }
+};
+
 // visit(Cells{}), the type that `type` names.
 template <typename Visit>
 auto with_cells(CellType type, Visit visit) {

@@ -2,16 +2,29 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/elementwise/shard_sum.h"
+#include "kernels/elementwise/shard_values.h"
 #include "kernels/tagc/slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline constexpr int kSumAtOnce = 8;  // elements of a thread
+
+// sum = own, or zeros, by the threads of a pass that has other work too. Reads the own piece once and writes the sum
+// once.
+template <typename Group>
+ISTHMUS_DEVICE void begin_sum_beside(const Group& group, const DecodeJobBase& job) {
+  if (job.own.data == job.sum.data) {
+    return;
+  }
+  for_each_of_all(group, divide_up(job.sum.num_elements, kSumAtOnce), [&](int64_t i) {
+    store_scaled_values<kSumAtOnce>(load_values<kSumAtOnce>(job.own, kSumAtOnce * i), 1, job.sum, kSumAtOnce * i);
+  });
+}
 
 // Does what must precede peeling: begins the sum, draws the blocks' rows, takes all packets' checksums, and writes
 // their indices as the slabs' keys, without flagged blocks. A group checks a packet; the findings are evaluated later,
 // with header and checksum. After a fault it does nothing.
 struct OpenPackets {
-  static constexpr int kThreads = kPassThreads;
   static constexpr int kResidentGroups = 2;
   static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
 
@@ -58,7 +71,7 @@ struct OpenPackets {
     const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
                          any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
                          any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.scales) ||
-                         any_byte_set(group, bytes, job.layout.scales + shape.scale_bytes(), job.layout.sketch);
+                         any_set(group, bytes, job.layout.scales + shape.scale_bytes(), job.layout.sketch);
     bool empty = false;
     for_each_of_group(group, shape.flag_words(), [&](int64_t w) {
       for_each_bit(flags[w], 64 * w, [&](int64_t block) {
@@ -79,18 +92,9 @@ struct OpenPackets {
     return group.any(is_found) ? found_fault(kind) : 0;
   }
 
-  // Whether this thread finds a byte other than 0 from `begin` to `end`, multiples of 8.
+  // Whether this thread finds a byte other than 0 from `begin` to `end`.
   template <typename Group>
   static ISTHMUS_DEVICE bool any_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
-    uint64_t set = 0;
-    for_each_of_group(group, (end - begin) / 8,
-                      [&](int64_t w) { set |= reinterpret_cast<const uint64_t*>(bytes + begin)[w]; });
-    return set != 0;
-  }
-
-  // The same for any `begin` and `end`.
-  template <typename Group>
-  static ISTHMUS_DEVICE bool any_byte_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
     uint32_t set = 0;
     for_each_of_group(group, end - begin, [&](int64_t i) { set |= bytes[begin + i]; });
     return set != 0;

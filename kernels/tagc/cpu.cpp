@@ -1,10 +1,42 @@
-// The CPU executor of codec `tagc`: loops over blocks around the block algorithms. Compiled once for each instruction
-// set.
+// The CPU executor of codec `tagc`. Compiled once for each instruction set.
 #include "kernels/tagc/block.h"
 #include "kernels/tagc/cells.h"
 #include "kernels/tagc/select.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// The three cells of one column that belong to one block.
+template <typename Cell>
+struct BlockCells {
+  using Value = typename Cell::Type;
+
+  Value* row[3];
+  uint32_t negative;
+
+  BlockCells(const BlockRows& rows, int64_t columns, Value* cells)
+      : row{cells + rows.row[0] * columns, cells + rows.row[1] * columns, cells + rows.row[2] * columns},
+        negative(rows.negative) {}
+
+  bool is_negative(int i) const { return (negative >> i & 1) != 0; }
+  Value value(int i, int64_t column) const { return Cell::value(row[i][column], is_negative(i)); }
+  void insert(int64_t column, Value value) const {
+    for (int i = 0; i < 3; ++i) {
+      Cell::insert(row[i][column], value, is_negative(i));
+    }
+  }
+  void remove(int64_t column, Value value) const {  // by adding -value, or the same pattern once more
+    for (int i = 0; i < 3; ++i) {
+      Cell::insert(row[i][column], value, !is_negative(i));
+    }
+  }
+};
+
+template <typename Visit>
+void for_each_key(const uint64_t* keys, int64_t words, Visit visit) {
+  for (int64_t w = 0; w < words; ++w) {
+    for_each_bit(keys[w], 64 * w, visit);
+  }
+}
 
 inline void hash_blocks(const TagcShape& shape, uint64_t seed, BlockRows* rows) {
   for (int64_t block = 0; block < shape.num_blocks; ++block) {
@@ -34,6 +66,15 @@ inline int64_t find_active(const TagcShape& shape, const PeelScratch& scratch) {
   return num_active;
 }
 
+// Adds one block's keys to the cells of a row: `once` has those hit by one key or more, `twice` by two or more.
+inline void count_keys(const uint64_t* __restrict keys, int64_t words, uint64_t* __restrict once,
+                       uint64_t* __restrict twice) {
+  for (int64_t w = 0; w < words; ++w) {
+    twice[w] |= once[w] & keys[w];
+    once[w] |= keys[w];
+  }
+}
+
 // Leaves in scratch.once the cells that hold exactly one of the remaining keys.
 inline void find_singles(const TagcShape& shape, const BlockRows* rows, const PeelScratch& scratch,
                          int64_t num_active) {
@@ -44,11 +85,33 @@ inline void find_singles(const TagcShape& shape, const BlockRows* rows, const Pe
   for (int64_t a = 0; a < num_active; ++a) {
     const int64_t block = scratch.active[a];
     for (const uint32_t row : rows[block].row) {
-      count_keys(kSerial, scratch.remaining + block * words, words, scratch.once + row * words,
-                 scratch.twice + row * words);
+      count_keys(scratch.remaining + block * words, words, scratch.once + row * words, scratch.twice + row * words);
     }
   }
-  keep_singles(kSerial, row_words, scratch.once, scratch.twice);
+  for (int64_t w = 0; w < row_words; ++w) {
+    scratch.once[w] &= ~scratch.twice[w];
+  }
+}
+
+struct BlockStatus {
+  bool peeled;  // some keys peel in this round
+  bool left;    // some do not
+};
+
+// Moves keys that are alone in one of their three cells from `keys` to `peeled`.
+inline BlockStatus take_single_keys(const uint64_t* __restrict single0, const uint64_t* __restrict single1,
+                                    const uint64_t* __restrict single2, int64_t words, uint64_t* __restrict keys,
+                                    uint64_t* __restrict peeled) {
+  uint64_t any_peeled = 0;
+  uint64_t any_left = 0;
+  for (int64_t w = 0; w < words; ++w) {
+    const uint64_t single = single0[w] | single1[w] | single2[w];
+    peeled[w] = keys[w] & single;
+    keys[w] &= ~single;
+    any_peeled |= peeled[w];
+    any_left |= keys[w];
+  }
+  return {any_peeled != 0, any_left != 0};
 }
 
 // Peels in rounds: all keys that are alone in a cell at the beginning of a round leave together, so the result does not
@@ -73,7 +136,7 @@ PeelResult peel(const TagcShape& shape, const BlockRows* rows, int64_t max_round
       const uint64_t* single1 = scratch.once + row[1] * words;
       const uint64_t* single2 = scratch.once + row[2] * words;
       const BlockStatus status =
-          take_single_keys(kSerial, single0, single1, single2, words, scratch.remaining + block * words, peeled);
+          take_single_keys(single0, single1, single2, words, scratch.remaining + block * words, peeled);
       if (status.peeled) {
         recover(block, peeled, single0, single1);
         progress = true;
@@ -87,11 +150,8 @@ PeelResult peel(const TagcShape& shape, const BlockRows* rows, int64_t max_round
   return {num_keys - left, left, rounds};
 }
 
-inline PeelResult peel_keys(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch) {
-  return peel(shape, rows, max_rounds, scratch, [](auto...) {});
-}
-
-// Removes some of the remaining keys that do not peel together, so that the others do.
+// Removes the remaining keys without a cell that no earlier key took; the others take all their cells. The keys that
+// stay peel, the last one first.
 inline void admit_remaining(const TagcShape& shape, const BlockRows* rows, int64_t first_block,
                             const PeelScratch& scratch) {
   const int64_t words = shape.block_words();
@@ -100,19 +160,27 @@ inline void admit_remaining(const TagcShape& shape, const BlockRows* rows, int64
   while (start < num_active && scratch.active[start] < first_block) {
     ++start;
   }
-  uint64_t* taken = scratch.once;
-  __builtin_memset(taken, 0, shape.num_rows * words * sizeof(uint64_t));
+  __builtin_memset(scratch.once, 0, shape.num_rows * words * sizeof(uint64_t));  // has the cells that are taken
   for (int64_t a = 0; a < num_active; ++a) {
     const int64_t block = scratch.active[start + a < num_active ? start + a : start + a - num_active];
-    const uint32_t* row = rows[block].row;
-    admit_keys(kSerial, taken + row[0] * words, taken + row[1] * words, taken + row[2] * words, words,
-               scratch.remaining + block * words);
+    uint64_t* keys = scratch.remaining + block * words;
+    uint64_t* taken[3];
+    for (int i = 0; i < 3; ++i) {
+      taken[i] = scratch.once + rows[block].row[i] * words;
+    }
+    for (int64_t w = 0; w < words; ++w) {
+      keys[w] &= ~(taken[0][w] & taken[1][w] & taken[2][w]);
+      for (uint64_t* cells : taken) {
+        cells[w] |= keys[w];
+      }
+    }
   }
 }
 
 inline PeelResult hold_back(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
                             uint64_t* index, PeelScratch scratch) {
-  const PeelResult all = peel_keys(shape, rows, max_rounds, scratch);
+  const auto leave_values = [](auto...) {};
+  const PeelResult all = peel(shape, rows, max_rounds, scratch, leave_values);
   if (all.left_elements == 0) {
     return all;
   }
@@ -124,10 +192,29 @@ inline PeelResult hold_back(const TagcShape& shape, const BlockRows* rows, int64
   change_index([](uint64_t word, uint64_t left) { return word & ~left; });
   admit_remaining(shape, rows, first_block, scratch);
   change_index([](uint64_t word, uint64_t admitted) { return word | admitted; });
-  const PeelResult admitted = peel_keys(shape, rows, max_rounds - all.rounds, scratch);
+  const PeelResult admitted = peel(shape, rows, max_rounds - all.rounds, scratch, leave_values);
   change_index([](uint64_t word, uint64_t left) { return word & ~left; });
   return {all.peeled_elements + admitted.peeled_elements, all.left_elements - admitted.peeled_elements,
           all.rounds + admitted.rounds};
+}
+
+// Takes the values of a block's `peeled` keys out of the sketch, each from the first cell that it has alone, and calls
+// emit(column, value).
+template <typename Cell, typename Emit>
+void recover_values(const BlockCells<Cell>& cells, const uint64_t* peeled, int64_t words, const uint64_t* single0,
+                    const uint64_t* single1, Emit emit) {
+  for (int64_t w = 0; w < words; ++w) {
+    const auto recover_from = [&](int i, uint64_t keys) {
+      for_each_bit(keys, 64 * w, [&](int64_t column) {
+        const auto value = cells.value(i, column);
+        cells.remove(column, value);
+        emit(column, value);
+      });
+    };
+    recover_from(0, peeled[w] & single0[w]);
+    recover_from(1, peeled[w] & single1[w] & ~single0[w]);
+    recover_from(2, peeled[w] & ~(single0[w] | single1[w]));
+  }
 }
 
 // Recovers values in the order in which rounds find them: emit(element, value) with each.
@@ -138,7 +225,7 @@ PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t m
               [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
                 const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
                 const int64_t first = block * shape.block_elements;
-                recover_values(kSerial, block_cells, peeled, shape.block_words(), single0, single1,
+                recover_values(block_cells, peeled, shape.block_words(), single0, single1,
                                [&](int64_t column, auto value) { emit(first + column, float_of_cell(block, value)); });
               });
 }
@@ -160,7 +247,7 @@ PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t 
       shape, rows, max_rounds, scratch,
       [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
         const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
-        recover_values(kSerial, block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
+        recover_values(block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
           const int64_t word = block * words + column / 64;
           const uint64_t keys_below = waiting.keys[word] & ((uint64_t{1} << (column % 64)) - 1);
           waiting.values[waiting.keys_before[word] + __builtin_popcountll(keys_below)] = float_of_cell(block, value);
@@ -219,7 +306,7 @@ void for_each_cell(const TagcShape& shape, const BlockRows* rows, const uint64_t
   for (int64_t block = 0; block < shape.num_blocks; ++block) {
     const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
     const int64_t first = block * shape.block_elements;
-    for_each_key(kSerial, index + block * shape.block_words(), shape.block_words(),
+    for_each_key(index + block * shape.block_words(), shape.block_words(),
                  [&](int64_t column) { visit(block, block_cells, column, first + column); });
   }
 }
@@ -227,7 +314,7 @@ void for_each_cell(const TagcShape& shape, const BlockRows* rows, const uint64_t
 // The byte that scales the marked values of one block.
 inline uint8_t find_scale(const uint64_t* marks, int64_t words, const float* values) {
   uint32_t largest = 0;
-  for_each_key(kSerial, marks, words, [&](int64_t column) {
+  for_each_key(marks, words, [&](int64_t column) {
     const uint32_t bits = magnitude(values[column]);
     largest = bits > largest ? bits : largest;
   });
@@ -250,9 +337,9 @@ inline void insert_xor(const TagcShape& shape, const BlockRows* rows, const uint
       if constexpr (Cells::kIsScaled) {
         scale = scales[block] = find_scale(marks, words, values);
       }
-      for_each_key(kSerial, marks, words, [&](int64_t column) {
+      for_each_key(marks, words, [&](int64_t column) {
         const auto pattern = Cells::encode(values[column], scale);
-        block_cells.insert(kSerial, column, pattern);
+        block_cells.insert(column, pattern);
         values[column] -= Cells::decode(pattern, scale);
       });
     }
@@ -268,7 +355,7 @@ inline void insert_sum(const TagcShape& shape, const BlockRows* rows, const uint
                                row[column] = float_of(kNanBits);
                              }
                            } else {
-                             block_cells.insert(kSerial, column, residual[element]);
+                             block_cells.insert(column, residual[element]);
                              residual[element] = 0;
                            }
                          });
@@ -288,7 +375,6 @@ constexpr TagcKernels kKernels = {
     .hash_blocks = hash_blocks,
     .sample_bound = sample_bound,
     .select = select,
-    .peel_keys = peel_keys,
     .hold_back = hold_back,
     .insert_xor = insert_xor,
     .insert_sum = insert_sum,

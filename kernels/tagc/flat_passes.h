@@ -53,9 +53,6 @@ ISTHMUS_DEVICE void for_each_key_in_cells(const Group& group, const Rows& rows, 
 // flagged blocks enter as NaN. Writes the index as it is merged.
 template <bool kShortRows>
 struct InsertSums {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   TagcFlatEncodeJob job;
 
   template <typename Group>
@@ -71,8 +68,8 @@ struct InsertSums {
           [&](int64_t w) { return marks_of(number, keys, w); },
           [&](const KeyInCell& key) {
             const float value =
-                is_flagged(flags(), key.block) ? float_of(kNanBits) : residual[key.block * columns + key.column];
-            SumCell::insert(group, cells[key.row * columns + key.column], value, key.is_negative);
+                is_flagged(job.flags(), key.block) ? float_of(kNanBits) : residual[key.block * columns + key.column];
+            SumCell::insert(cells[key.row * columns + key.column], value, key.is_negative);
           });
       group.sync();
       for_each_of_group(group, slab_words(job.shape), [&](int64_t w) {
@@ -85,18 +82,11 @@ struct InsertSums {
  private:
   template <typename Group>
   ISTHMUS_DEVICE void write_index(Group& group) const {
-    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
     uint64_t kept = 0;
     for_each_of_all(group, 2 * job.shape.index_words(), [&](int64_t w) {
-      const uint32_t marks = index[w];
-      kept += is_flagged(flags(), block_of_word(job.shape, w)) ? 0 : count_bits(marks);
-      if (job.index_bits == 1) {
-        job.wire_index[w] = marks;
-      } else {
-        for (int byte = 0; byte < 4; ++byte) {
-          job.wire_index[4 * w + byte] = counts_of(marks >> (8 * byte) & 0xff);
-        }
-      }
+      const uint32_t marks = job.index()[w];
+      kept += is_flagged(job.flags(), block_of_word(job.shape, w)) ? 0 : count_bits(marks);
+      job.wire_index[w] = marks;
     });
     kept = group.sum(kept);
     if (group.thread() == 0) {
@@ -104,21 +94,10 @@ struct InsertSums {
     }
   }
 
-  // A count of 4 bits for each of 8 bits.
-  static ISTHMUS_DEVICE uint32_t counts_of(uint32_t bits) {
-    uint32_t counts = 0;
-    for_each_bit(bits, 0, [&](int64_t bit) { counts |= 1U << (4 * bit); });
-    return counts;
-  }
-
-  ISTHMUS_DEVICE const uint64_t* flags() const {
-    return reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-  }
-
   // The chosen elements of four blocks, and the marked ones of those that are flagged.
   ISTHMUS_DEVICE uint32_t marks_of(int64_t number, const uint32_t* keys, int64_t w) const {
     const bool exists = 4 * w < job.shape.num_blocks;
-    const uint64_t flagged = exists ? flags()[w / 16] >> (4 * (w % 16)) & 0xf : 0;
+    const uint64_t flagged = exists ? job.flags()[w / 16] >> (4 * (w % 16)) & 0xf : 0;
     uint32_t marks = keys[w];
     for_each_bit(flagged, 0, [&](int64_t b) {
       const int64_t byte = (4 * w + b) * num_slabs(job.shape) + number;
@@ -129,22 +108,16 @@ struct InsertSums {
 };
 
 struct MergeIndex {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   TagcFlatMergeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    for_each_of_all(group, job.num_words, [&](int64_t w) {
-      job.index[w] = job.index_bits == 1 ? job.index[w] | job.arrived[w] : job.index[w] + job.arrived[w];
-    });
+    for_each_of_all(group, job.num_words, [&](int64_t w) { job.index[w] |= job.arrived[w]; });
   }
 };
 
 // Draws the blocks' rows, and writes the merged index as the slabs' keys.
 struct OpenIndex {
-  static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
 
   TagcFlatDecodeJob job;
@@ -162,14 +135,7 @@ struct OpenIndex {
   // 32 elements. Marks past the last, which only damage sets, are left out: they must not lead to writes there.
   ISTHMUS_DEVICE uint32_t marks_of(int64_t word) const {
     const int64_t elements = job.shape.num_elements - 32 * word;
-    uint32_t marks = 0;
-    if (job.index_bits == 1) {
-      marks = job.wire_index[word];
-    } else {
-      for (int i = 0; i < 32; ++i) {
-        marks |= ((job.wire_index[4 * word + i / 8] >> (4 * (i % 8)) & 0xf) != 0 ? 1U : 0U) << i;
-      }
-    }
+    const uint32_t marks = job.wire_index[word];
     return elements >= 32 ? marks : elements <= 0 ? 0 : marks & ((1U << elements) - 1);
   }
 };
@@ -229,8 +195,8 @@ struct PeelSums {
       for_each_key_in_cells(
           group, slab.rows, slab.num_words, [&](int64_t w) { return sums.keys_before[w] ^ slab.keys[w]; },
           [&](const KeyInCell& key) {
-            SumCell::remove(group, sums.cells[key.row * sums.columns + key.column],
-                            sums.out[key.block * sums.columns + key.column], key.is_negative);
+            SumCell::insert(sums.cells[key.row * sums.columns + key.column],
+                            sums.out[key.block * sums.columns + key.column], !key.is_negative);
           });
       group.sync();
     }

@@ -10,17 +10,13 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Finds the largest magnitude that each block sends, which scales the block's values. One thread takes a word of the
 // index.
 struct FindPeaks {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   TagcEncodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const Sectors sectors = sectors_of_residual(job);
     for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
       uint32_t peak = 0;
-      for_each_marked_byte(sectors, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+      for_each_marked_byte(job, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
         ISTHMUS_UNROLL
         for (int i = 0; i < 8; ++i) {
           const uint32_t bits = (marks_of_byte >> i & 1) != 0 ? magnitude(eight.value[i]) : 0;
@@ -39,8 +35,6 @@ struct FindPeaks {
 // cells in rows far apart.
 template <bool kShortRows, typename Cells>
 struct InsertValues {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
   static constexpr int64_t kStripeBytes =
       int64_t{24} * 1024 * 1024;  // of the sketch; fits the caches of sm_80 and later
   using Cell = typename Cells::Cell;
@@ -84,13 +78,12 @@ struct InsertValues {
         job.packet[job.layout.scales + block] = static_cast<uint8_t>(scale);
       }
     }
-    const uint32_t marks = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index)[word];
-    if (marks == 0 || is_flagged(reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags), block)) {
+    const uint32_t marks = job.index()[word];
+    if (marks == 0 || is_flagged(job.flags(), block)) {
       return 0;
     }
     const auto rows = RowTable<kShortRows>(job.rows)[block];
-    const Sectors sectors = sectors_of_residual(job);
-    for_each_marked_byte(sectors, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
+    for_each_marked_byte(job, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
       ISTHMUS_UNROLL
       for (int i = 0; i < 8; ++i) {
         if ((marks_of_byte >> i & 1) != 0) {
@@ -102,7 +95,8 @@ struct InsertValues {
           eight.value[i] -= Cells::decode(pattern, scale);
         }
       }
-      sectors.store(32 * word + 8 * byte, eight);
+      const int64_t first = 32 * word + 8 * byte;
+      store_neighbours(eight, 1, job.residual + first, job.shape.num_elements - first);
     });
     return count_bits(marks);
   }

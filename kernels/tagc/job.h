@@ -73,12 +73,6 @@ struct SlabScratch {
 
 ISTHMUS_DEVICE uint32_t found_fault(FaultKind kind) { return 1U << static_cast<uint32_t>(kind); }
 
-// The seed of the blocks' rows: tagc_seed() on the device.
-ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
-  constexpr uint64_t kOdd = 0xd1342543de82ef95;
-  return context.unit_hash ^ (context.step + 1) * kOdd;
-}
-
 // The context of an encoding.
 ISTHMUS_DEVICE DeviceContext context_of(const EncodeJobBase& job) {
   return job.context != nullptr ? *job.context
@@ -100,6 +94,10 @@ struct TagcEncodeJob : EncodeJobBase {
   uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
   uint32_t* rows;        // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;
+
+  // The packet's.
+  ISTHMUS_DEVICE uint64_t* flags() const { return reinterpret_cast<uint64_t*>(packet + layout.flags); }
+  ISTHMUS_DEVICE uint32_t* index() const { return reinterpret_cast<uint32_t*>(packet + layout.index); }
 
   ISTHMUS_DEVICE void go_to(int64_t i) {
     EncodeJobBase::go_to(i);
@@ -128,30 +126,27 @@ struct TagcDecodeJob : DecodeJobBase {
 // Encodes chunks for a single tier: as pieces of which nothing is held back, whose values are summed in float32 cells.
 // `packet` is an image of flags and index in scratch memory, which ends there.
 struct TagcFlatEncodeJob : TagcEncodeJob {
-  int64_t index_bits = 1;          // 1, or 4: counts
-  uint32_t* wire_index = nullptr;  // index_bits x index_words: what is merged
+  uint32_t* wire_index = nullptr;  // what is merged
   float* cells = nullptr;          // num_cells
 
   ISTHMUS_DEVICE void go_to(int64_t i) {
     TagcEncodeJob::go_to(i);
-    wire_index += i * 2 * index_bits * shape.index_words();
+    wire_index += i * 2 * shape.index_words();
     cells += i * shape.num_cells();
   }
 };
 
-// Adds another rank's index: the bits, or the counts.
+// Adds another rank's index.
 struct TagcFlatMergeJob {
   const uint64_t* arrived;
   uint64_t* index;
   int64_t num_words;
-  int64_t index_bits;
 };
 
 // Peels the merged index and the summed sketch of one shard.
 struct TagcFlatDecodeJob {
   TagcShape shape;
   DeviceContext context;
-  int64_t index_bits;
   int64_t max_rounds;
   const uint32_t* wire_index;
   float* cells;

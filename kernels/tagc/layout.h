@@ -51,6 +51,21 @@ struct TagcLayout {
   int64_t end;
 };
 
+// Decides rows and signs of all blocks. It changes with each step, so that blocks which collide in one step do not in
+// the next. Always inlined, as TagcShape's members are.
+[[gnu::always_inline]] ISTHMUS_DEVICE uint64_t tagc_seed(uint64_t unit_hash, uint64_t step) {
+  constexpr uint64_t kOdd = 0xd1342543de82ef95;
+  return unit_hash ^ (step + 1) * kOdd;
+}
+
+// The block whose elements take precedence in a step if not all can be sent. A stride near the golden ratio visits all
+// parts of the piece within a few steps.
+[[gnu::always_inline]] ISTHMUS_DEVICE int64_t tagc_first_block(int64_t num_blocks, uint64_t step) {
+  constexpr uint64_t kStride = 0x9e3779b9;
+  const uint64_t place = (step * kStride) & 0xffffffff;
+  return static_cast<int64_t>(place * static_cast<uint64_t>(num_blocks) >> 32);
+}
+
 // Where a block's elements go in the sketch: three different rows, each with a sign (for sums only).
 struct BlockRows {
   uint32_t row[3];
@@ -63,8 +78,7 @@ inline constexpr uint32_t kInfinityBits = 0x7f800000;
 struct Selection {
   int64_t kept_elements = 0;      // in blocks that are not flagged
   int64_t non_finite_blocks = 0;  // flagged
-  int64_t non_finite_elements = 0;
-  uint32_t largest = 0;  // magnitude in blocks that are not flagged, by its bits
+  uint32_t largest = 0;           // magnitude in blocks that are not flagged, by its bits
 };
 
 struct PeelResult {
@@ -103,9 +117,6 @@ struct TagcKernels {
   // on `bound` (at least 1), which decides how fast it is found.
   Selection (*select)(const TagcShape& shape, int64_t keep, uint32_t bound, const float* piece, float* residual,
                       uint64_t* flags, uint64_t* index, uint32_t* candidates);
-
-  // Peels the keys in scratch.remaining without values.
-  PeelResult (*peel_keys)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch);
 
   // Removes from `index` some of the keys in scratch.remaining (all are there at first), so that the rest peels in at
   // most max_rounds rounds. At least one key stays if there is one. Where keys compete, `first_block` and the blocks

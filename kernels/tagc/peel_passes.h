@@ -59,30 +59,21 @@ struct HoldBack {
       // The index's bytes of this slab, one block after another.
       uint8_t* index = job.packet + job.layout.index + number;
       const int64_t stride = num_slabs(job.shape);
-      slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
+      const auto leave_out = [&](int64_t block, uint32_t keys, const uint32_t*) {
         index[block * stride] &= static_cast<uint8_t>(~keys);
         return keys;
-      });
+      };
+      slab.change_keys(group, leave_out);
       admit(group, slab, index, candidates);
       slab.change_keys(group,
                        [&](int64_t block, uint32_t keys, const uint32_t*) { return keys & index[block * stride]; });
       peel_slab(group, slab, job.max_rounds - job.state->rounds, [](auto...) {});
-      slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
-        index[block * stride] &= static_cast<uint8_t>(~keys);
-        return keys;
-      });
+      slab.change_keys(group, leave_out);
       group.sync();
     });
   }
 
  private:
-  // tagc_first_block() on the device.
-  ISTHMUS_DEVICE int64_t first_block() const {
-    constexpr uint64_t kStride = 0x9e3779b9;
-    const uint64_t place = (job.context->step * kStride) & 0xffffffff;
-    return static_cast<int64_t>(place * static_cast<uint64_t>(job.shape.num_blocks) >> 32);
-  }
-
   // Calls visit(block, keys) for this thread's run of blocks. The runs of all threads are all blocks, in order.
   template <typename Group, typename Visit>
   static ISTHMUS_DEVICE void for_each_of_run(const Group& group, const Slab<kTablesInShared>& slab, Visit visit) {
@@ -106,7 +97,7 @@ struct HoldBack {
                             Candidate* candidates) const {
     slab.degrees.clear_all(group);
     group.sync();
-    const int64_t first = first_block();
+    const int64_t first = tagc_first_block(job.shape.num_blocks, job.context->step);
     uint32_t blocks = 0;
     uint64_t before_first = 0;
     for_each_of_run(group, slab, [&](int64_t block, uint32_t) {

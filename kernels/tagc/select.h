@@ -6,8 +6,6 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-inline constexpr SerialGroup kSerial;
-
 // Every magnitude above `bits` is kept, and the first `ties` that equal it.
 struct Threshold {
   uint32_t bits;
@@ -87,6 +85,15 @@ struct Collected {
   }
 };
 
+// Whether a sum piece[i] + residual[i] is NaN or Inf.
+inline bool sums_non_finite(const float* piece, const float* residual, int64_t count) {
+  uint32_t overflow = 0;  // the top bit: some exponent was all ones
+  for (int64_t i = 0; i < count; ++i) {
+    overflow |= magnitude(piece[i] + residual[i]) + (kMagnitudeMask + 1 - kInfinityBits);
+  }
+  return overflow > kMagnitudeMask;
+}
+
 inline uint64_t mark_non_finite(const float* piece, const float* residual, int64_t count) {
   uint64_t marked = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -127,7 +134,7 @@ inline Collected collect(const TagcShape& shape, uint32_t bound, const float* pi
   }
   for_each_block(shape, [&](int64_t block, int64_t first, int64_t count) {
     uint64_t* block_index = index + block * shape.block_words();
-    const bool flagged = sums_non_finite(kSerial, piece + first, residual + first, count);
+    const bool flagged = sums_non_finite(piece + first, residual + first, count);
     selection.non_finite_blocks += flagged;
     flags[block / 64] |= static_cast<uint64_t>(flagged) << (block % 64);
     for (int64_t w = 0; w < shape.block_words(); ++w) {
@@ -137,7 +144,6 @@ inline Collected collect(const TagcShape& shape, uint32_t bound, const float* pi
       prefetch_next(shape, piece, residual, first + 64 * w);
       if (flagged) {
         block_index[w] = mark_non_finite(word_piece, word_residual, word_count);
-        selection.non_finite_elements += __builtin_popcountll(block_index[w]);
       } else {
         block_index[w] = add_and_mark(word_piece, word_residual, word_count, bound, selection.largest);
         collected.append(word_residual, block_index[w]);

@@ -14,77 +14,44 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-struct CountsOfGroup {
-  uint32_t counts[kMaxDigitValues];
-  DigitChoice choice;
-};
-
-// If the bound was too high, marks all elements but zeros and counts first digits. Otherwise it does nothing.
-struct MarkAll {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
-
-  TagcEncodeJob job;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (job.state->misled == 0) {
-      return;
-    }
-    auto& shared = group.template shared<CountsOfGroup>();
-    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
-    const Sectors sectors = sectors_of_residual(job);
-    clear(group, shared.counts, kMaxDigitValues);
-    group.sync();
-    for_each_index_word(group, job, [&](int64_t word, uint32_t) {
-      uint32_t marks = 0;
-      for_each_marked_byte(sectors, word, 0xffffffff, [&](int byte, uint32_t, const Eight& eight) {
-        for (int i = 0; i < 8; ++i) {
-          const uint32_t bits = magnitude(eight.value[i]);
-          if (bits != 0) {
-            marks |= 1U << (8 * byte + i);
-            group.fetch_add(shared.counts[digit_of(bits, 0)], 1U);
-          }
-        }
-      });
-      index[word] = marks;
-    });
-    group.sync();
-    add_counts(group, shared.counts, job.state->counts[0]);
-    if (group.is_last(job.state->arrived)) {
-      finish_digit(group, job, {0, job.keep, 1}, 0, shared.choice);
-    }
-  }
-};
-
-// Counts the next digit of marked elements that have the threshold's earlier digits.
+// Counts a digit of marked elements that have the threshold's earlier digits. For digit 0 it does nothing, as it was
+// counted when elements were marked, unless the bound was too high: then it marks all elements but zeros first.
 struct CountDigit {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
+  struct Shared {
+    uint32_t counts[kMaxDigitValues];
+    DigitChoice choice;
+  };
+  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
 
   TagcEncodeJob job;
-  int digit;  // 1 or more
+  int digit;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const PartialThreshold threshold = job.state->threshold;
+    const bool marks_all = digit == 0;
+    const PartialThreshold threshold =
+        marks_all ? PartialThreshold{0, job.keep, job.state->misled} : job.state->threshold;
     if (threshold.found == 0) {
       return;
     }
-    auto& shared = group.template shared<CountsOfGroup>();
-    const Sectors sectors = sectors_of_residual(job);
+    auto& shared = group.template shared<Shared>();
     clear(group, shared.counts, kMaxDigitValues);
     group.sync();
     for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
-      for_each_marked_byte(sectors, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+      uint32_t not_zero = 0;
+      for_each_marked_byte(job, word, marks_all ? ~0U : marks, [&](int byte, uint32_t of_byte, const Eight& eight) {
         ISTHMUS_UNROLL
         for (int i = 0; i < 8; ++i) {
           const uint32_t bits = magnitude(eight.value[i]);
-          if ((marks_of_byte >> i & 1) != 0 && begins_alike(bits, threshold, digit)) {
+          if ((of_byte >> i & 1) != 0 && bits != 0 && begins_alike(bits, threshold, digit)) {
             group.fetch_add(shared.counts[digit_of(bits, digit)], 1U);
+            not_zero |= 1U << (8 * byte + i);
           }
         }
       });
+      if (marks_all) {
+        job.index()[word] = not_zero;
+      }
     });
     group.sync();
     add_counts(group, shared.counts, job.state->counts[digit]);
@@ -106,7 +73,6 @@ ISTHMUS_DEVICE uint32_t mark_equal(const Eight& eight, uint32_t bits) {
 // If more elements equal the threshold than may stay, finds the word of the index with the last one that stays.
 // Otherwise it does nothing.
 struct CountTies {
-  static constexpr int kThreads = kPassThreads;
   struct Shared {
     uint32_t ties_of_word[kMaxBlockElements / 32];
     DigitChoice choice;
@@ -135,7 +101,7 @@ struct CountTies {
  private:
   ISTHMUS_DEVICE uint32_t count_ties(int64_t word, uint32_t marks, uint32_t bits) const {
     uint32_t ties = 0;
-    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+    for_each_marked_byte(job, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
       ties += count_bits(mark_equal(eight, bits) & marks_of_byte);
     });
     return ties;
@@ -150,9 +116,8 @@ struct CountTies {
         group, blocks, threshold.wanted, [&](uint32_t i) { return job.tie_counts[blocks - 1 - i]; }, shared.choice);
     const auto words = static_cast<uint32_t>(job.shape.block_elements / 32);
     const int64_t first_word = int64_t{blocks - 1 - in_blocks.digit} * words;
-    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
     for_each_of_group(group, words, [&](int64_t w) {
-      shared.ties_of_word[w] = count_ties(first_word + w, index[first_word + w], threshold.prefix);
+      shared.ties_of_word[w] = count_ties(first_word + w, job.index()[first_word + w], threshold.prefix);
     });
     group.sync();
     const DigitChoice in_words = choose_digit(
@@ -165,20 +130,18 @@ struct CountTies {
 
 // Leaves the kept elements in the index, and writes them as the slabs' keys, without flagged blocks.
 struct ApplyThreshold {
-  static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
 
   TagcEncodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    uint32_t* index = job.index();
     const PartialThreshold threshold = job.state->threshold;
     uint64_t chosen = 0;
     for_each_by_group(group, num_tiles(job.shape), [&](int64_t tile) {
       SpreadTile::run(group, job.shape, tile, job.slabs.keys, [&](int64_t word) -> uint32_t {
-        if (is_flagged(flags, block_of_word(job.shape, word))) {
+        if (is_flagged(job.flags(), block_of_word(job.shape, word))) {
           return 0;
         }
         const uint32_t marks = index[word];
@@ -200,7 +163,7 @@ struct ApplyThreshold {
   ISTHMUS_DEVICE uint32_t keep(int64_t word, uint32_t marks, uint32_t threshold_bits) const {
     uint32_t above = 0;
     uint32_t equal = 0;
-    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int byte, uint32_t, const Eight& eight) {
+    for_each_marked_byte(job, word, marks, [&](int byte, uint32_t, const Eight& eight) {
       for (int i = 0; i < 8; ++i) {
         above |= (magnitude(eight.value[i]) > threshold_bits ? 1U : 0U) << (8 * byte + i);
       }

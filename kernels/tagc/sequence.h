@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/add_passes.h"
@@ -17,46 +18,49 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 template <typename Piece, typename Executor>
 void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
   using Add = AddAndMark<Piece>;
-  run_for_pieces(executor, Prepare<Piece>{job}, 1, Prepare<Piece>::kMaxSharedBytes);
+  run_for_pieces(executor, Prepare<Piece>{job}, 1);
   const bool aligned = pieces_are_aligned(job, 4 * sizeof(Piece)) && residuals_are_aligned(job, 16);
   const int64_t num_whole_tiles = aligned ? job.shape.num_elements / kMaxBlockElements : 0;
-  run_for_pieces(executor, Add{job, num_whole_tiles}, Add::num_turns(job.shape), Add::kMaxSharedBytes);
+  run_for_pieces(executor, Add{job, num_whole_tiles}, Add::num_turns(job.shape));
 }
 
 template <typename Executor>
 void select_elements(Executor& executor, const TagcEncodeJob& job) {
   const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
-  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
-  run_for_pieces(executor, MarkAll{job}, word_groups, MarkAll::kMaxSharedBytes);
-  for (int digit = 1; digit < kNumDigits; ++digit) {
-    run_for_pieces(executor, CountDigit{job, digit}, word_groups, CountDigit::kMaxSharedBytes);
+  with_value_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
+  for (int digit = 0; digit < kNumDigits; ++digit) {
+    run_for_pieces(executor, CountDigit{job, digit}, word_groups);
   }
-  run_for_pieces(executor, CountTies{job}, word_groups, CountTies::kMaxSharedBytes);
+  run_for_pieces(executor, CountTies{job}, word_groups);
   run_for_pieces(executor, ApplyThreshold{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
 }
 
-template <bool kTablesInShared, typename Executor>
-void peel_and_insert(Executor& executor, const TagcEncodeJob& job, int64_t table_bytes_in_shared) {
-  using Hold = HoldBack<kTablesInShared>;
-  const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
-  run_for_pieces(executor, PeelIndex<kTablesInShared>{job}, num_slabs(job.shape), table_bytes_in_shared);
-  run_for_pieces(executor, Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + table_bytes_in_shared);
-  with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
-    using Insert = InsertValues<kTablesInShared, Cells>;
-    if constexpr (Cells::kIsScaled) {
-      run_for_pieces(executor, FindPeaks{job}, word_groups, 0);
-    }
-    run_for_pieces(executor, Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups, 0);
-  });
+// visit(std::true_type{}, the bytes of a table) where the degrees of a slab fit into shared memory; else
+// visit(std::false_type{}, 0).
+template <typename Visit>
+void with_tables(const TagcShape& shape, Visit visit) {
+  if (tables_fit_shared(shape)) {
+    visit(std::true_type{}, table_bytes(shape));
+  } else {
+    visit(std::false_type{}, 0);
+  }
 }
 
 template <typename Executor>
 void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
-  if (tables_fit_shared(job.shape)) {
-    peel_and_insert<true>(executor, job, table_bytes(job.shape));
-  } else {
-    peel_and_insert<false>(executor, job, 0);
-  }
+  const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
+  with_tables(job.shape, [&]<typename InShared>(InShared, int64_t shared_bytes) {
+    using Hold = HoldBack<InShared::value>;
+    run_for_pieces(executor, PeelIndex<InShared::value>{job}, num_slabs(job.shape), shared_bytes);
+    run_for_pieces(executor, Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + shared_bytes);
+    with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
+      using Insert = InsertValues<InShared::value, Cells>;
+      if constexpr (Cells::kIsScaled) {
+        run_for_pieces(executor, FindPeaks{job}, word_groups);
+      }
+      run_for_pieces(executor, Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups);
+    });
+  });
 }
 
 template <typename Executor>
@@ -73,13 +77,13 @@ void run_passes(Executor& executor, const TagcEncodeJob& job) {
       executor.clear(of_piece.packet, of_piece.packet_bytes);
     }
   }
-  run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes), 0);
+  run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes));
 }
 
 // As many groups as the largest task needs, limited to those that may write parts of checksums.
 inline int64_t groups_to_open(const TagcDecodeJob& job) {
   const int64_t groups = std::max({checksum_groups(job.packet_bytes), job.num_packets * num_tiles(job.shape),
-                                   divide_up(job.sum.num_elements, kSumAtOnce * OpenPackets::kThreads)});
+                                   divide_up(job.sum.num_elements, kSumAtOnce * kPassThreads)});
   return std::min(groups, ChecksumParts::kMaxGroups);
 }
 
@@ -90,12 +94,10 @@ void run_passes(Executor& executor, const TagcDecodeJob& job) {
   }
   executor.run(OpenPackets{job}, groups_to_open(job), SpreadTile::shared_bytes(job.shape));
   const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);
-  with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
-    if (tables_fit_shared(job.shape)) {
-      executor.run(PeelPackets<true, Cells>{job}, slabs, table_bytes(job.shape));
-    } else {
-      executor.run(PeelPackets<false, Cells>{job}, slabs, 0);
-    }
+  with_tables(job.shape, [&]<typename InShared>(InShared, int64_t shared_bytes) {
+    with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
+      executor.run(PeelPackets<InShared::value, Cells>{job}, slabs, shared_bytes);
+    });
   });
 }
 
@@ -104,17 +106,15 @@ template <typename Executor>
 void run_passes(Executor& executor, const TagcFlatEncodeJob& job) {
   select_elements(executor, job);
   executor.clear(job.cells, job.num_pieces * job.shape.sketch_bytes());
-  if (tables_fit_shared(job.shape)) {
-    run_for_pieces(executor, InsertSums<true>{job}, num_slabs(job.shape), 0);
-  } else {
-    run_for_pieces(executor, InsertSums<false>{job}, num_slabs(job.shape), 0);
-  }
+  with_tables(job.shape, [&]<typename InShared>(InShared, int64_t) {
+    run_for_pieces(executor, InsertSums<InShared::value>{job}, num_slabs(job.shape));
+  });
 }
 
 template <typename Executor>
 void run_passes(Executor& executor, const TagcFlatMergeJob& job) {
   if (job.num_words > 0) {
-    executor.run(MergeIndex{job}, divide_up(job.num_words, kPassThreads), 0);
+    executor.run(MergeIndex{job}, divide_up(job.num_words, kPassThreads));
   }
 }
 
@@ -122,11 +122,9 @@ template <typename Executor>
 void run_passes(Executor& executor, const TagcFlatDecodeJob& job) {
   executor.clear(job.out, static_cast<int64_t>(sizeof(float)) * job.shape.num_elements);
   executor.run(OpenIndex{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
-  if (tables_fit_shared(job.shape)) {
-    executor.run(PeelSums<true>{job}, num_slabs(job.shape), table_bytes(job.shape));
-  } else {
-    executor.run(PeelSums<false>{job}, num_slabs(job.shape), 0);
-  }
+  with_tables(job.shape, [&]<typename InShared>(InShared, int64_t shared_bytes) {
+    executor.run(PeelSums<InShared::value>{job}, num_slabs(job.shape), shared_bytes);
+  });
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

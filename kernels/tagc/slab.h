@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/block/passes.h"
+#include "kernels/elementwise/shard_values.h"
 #include "kernels/tagc/block.h"
 #include "kernels/tagc/job.h"
 
@@ -37,7 +38,7 @@ class RowTable {
 
 // One thread calls it.
 ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& context, int64_t block, uint32_t* rows) {
-  const BlockRows drawn = hash_block(seed_of(context), block, shape.num_rows);
+  const BlockRows drawn = hash_block(tagc_seed(context.unit_hash, context.step), block, shape.num_rows);
   if (tables_fit_shared(shape)) {
     RowTable<true>(rows).set(block, drawn);
   } else {
@@ -48,54 +49,16 @@ ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& conte
 // The elements of one byte of the index: a sector of memory where their address allows.
 using Eight = SeveralOf<float, 8>;
 
-// Values of a piece. Whole sectors may be loaded at once if they begin at a multiple of 16 bytes.
-struct Sectors {
-  float* values;
-  int64_t num_elements;
-  bool aligned;
-
-  ISTHMUS_DEVICE bool is_whole(int64_t first) const { return aligned && first + 8 <= num_elements; }
-
-  // Zeros after the last.
-  ISTHMUS_DEVICE Eight load(int64_t first) const {
-    if (is_whole(first)) {
-      return *reinterpret_cast<const Eight*>(values + first);
-    }
-    Eight eight = {};
-    for (int64_t i = 0; i < 8; ++i) {
-      if (first + i < num_elements) {
-        eight.value[i] = values[first + i];
-      }
-    }
-    return eight;
-  }
-
-  ISTHMUS_DEVICE void store(int64_t first, const Eight& eight) const {
-    if (is_whole(first)) {
-      *reinterpret_cast<Eight*>(values + first) = eight;
-      return;
-    }
-    for (int64_t i = 0; i < 8; ++i) {
-      if (first + i < num_elements) {
-        values[first + i] = eight.value[i];
-      }
-    }
-  }
-};
-
-ISTHMUS_DEVICE Sectors sectors_of_residual(const TagcEncodeJob& job) {
-  return {job.residual, job.shape.num_elements, reinterpret_cast<uintptr_t>(job.residual) % 16 == 0};
-}
-
-// Calls visit(byte, marks, eight) for each byte of an index word that marks something, with its elements. All are
-// fetched before the first visit.
+// Calls visit(byte, marks, eight) for each byte of an index word that marks something, with its elements of the
+// residual, zeros after the last. All are fetched before the first visit.
 template <typename Visit>
-ISTHMUS_DEVICE void for_each_marked_byte(const Sectors& sectors, int64_t word, uint32_t marks, Visit visit) {
+ISTHMUS_DEVICE void for_each_marked_byte(const TagcEncodeJob& job, int64_t word, uint32_t marks, Visit visit) {
   Eight eight[4] = {};
   ISTHMUS_UNROLL
   for (int byte = 0; byte < 4; ++byte) {
     if ((marks >> (8 * byte) & 0xff) != 0) {
-      eight[byte] = sectors.load(32 * word + 8 * byte);
+      const int64_t first = 32 * word + 8 * byte;
+      eight[byte] = load_neighbours<8>(job.residual + first, job.shape.num_elements - first);
     }
   }
   ISTHMUS_UNROLL
@@ -110,11 +73,9 @@ ISTHMUS_DEVICE void for_each_marked_byte(const Sectors& sectors, int64_t word, u
 // Calls visit(word, marks) for each word of the index in a block without a flag. One thread takes a word.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_index_word(const Group& group, const TagcEncodeJob& job, Visit visit) {
-  const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-  auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
   for_each_of_all(group, job.shape.num_blocks * (job.shape.block_elements / 32), [&](int64_t word) {
-    if (!is_flagged(flags, block_of_word(job.shape, word))) {
-      visit(word, index[word]);
+    if (!is_flagged(job.flags(), block_of_word(job.shape, word))) {
+      visit(word, job.index()[word]);
     }
   });
 }

@@ -55,10 +55,9 @@ class WeightCoder {
       const Word symbol = (Word)laws[v].row * kWeightTokens + (Word)symbols[v].token;
       const Word entry = Lanes::look_up(kWeightTables.encode[0].data(), symbol);
       note_escapes(Lanes::highest_bits(entry), index + v * Lanes::kLanes, writer);
-      const Word frequency = entry & ((1U << kWeightFirstSlotShift) - 1);
-      const Word first_slot = (entry & ~kWeightIsEscape) >> kWeightFirstSlotShift;
+      const Word frequency = weight_frequency(entry);
       const Word state = Lanes::drain(states_[v], frequency << kWeightWordBits, writer.words);
-      states_[v] = state + Lanes::quotient(state, frequency) * (kWeightSlots - frequency) + first_slot;
+      states_[v] = state + Lanes::quotient(state, frequency) * (kWeightSlots - frequency) + weight_first_slot(entry);
     }
   }
 

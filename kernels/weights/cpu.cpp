@@ -1,7 +1,5 @@
 // The CPU executor of weight differences: loops over groups around the block algorithm and the coder. Compiled once for
 // each instruction set.
-#include "kernels/weights/cpu.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,6 +7,7 @@
 
 #include "kernels/weights/block.h"
 #include "kernels/weights/coder.h"
+#include "kernels/weights/layout.h"
 #include "kernels/weights/moves.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {

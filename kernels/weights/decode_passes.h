@@ -1,19 +1,142 @@
-// Decodes weight differences on many groups, a team of 16 lanes for each block, once check_passes.h has found nothing
-// wrong. Whatever was received, only the job's memory is touched.
+// Decodes weight differences on many groups, a team of 16 lanes for each block, once checksums and directories are
+// found right. Whatever was received, only the job's memory is touched.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/weights/check_passes.h"
 #include "kernels/weights/job.h"
 #include "kernels/weights/lane_decoder.h"
-#include "kernels/weights/shape.h"
 #include "kernels/weights/team.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
+ISTHMUS_DEVICE const uint64_t* header_of(const WeightDecodeJob& job, int64_t node) { return job.headers[node].word; }
+ISTHMUS_DEVICE const uint8_t* packet_of(const WeightDecodeJob& job, int64_t node) {
+  return job.packets + node * job.row_bytes;
+}
+// The bytes that another node sent of its changed shard; 0: there is nothing to decode.
+ISTHMUS_DEVICE int64_t bytes_to_decode(const WeightDecodeJob& job, int64_t node) {
+  return node == job.node ? 0 : static_cast<int64_t>(header_of(job, node)[kWeightPacketBytes]);
+}
+
+// Tells the host which packet is refused: the beginning of its header, and in the checksum's place of what was expected
+// the checksum of its bytes, or the number of its bad block. One thread calls it.
+template <typename Group>
+ISTHMUS_DEVICE void refuse_weights(Group& group, const WeightDecodeJob& job, int64_t node, FaultKind kind,
+                                   uint64_t found) {
+  job.state->is_refused = 1;
+  DeviceFault fault;
+  fault.code = DeviceFault::code_of(node, kind);
+  for (int i = 0; i < kHeaderWords; ++i) {
+    fault.received.word[i] = fault.expected.word[i] = header_of(job, node)[i];
+  }
+  fault.expected.word[kHeaderChecksum] = found;
+  copy_fault(group, fault, *job.mapped_fault);
+}
+template <typename Group>
+ISTHMUS_DEVICE void refuse_bad_block(Group& group, const WeightDecodeJob& job, int64_t num_blocks, int64_t node) {
+  const uint32_t block = job.bad_blocks[node];
+  refuse_weights(group, job, node, block < num_blocks ? FaultKind::kBlock : FaultKind::kLength, block);
+}
+
+// One group runs it. After a fault all is refused.
+struct BeginDecodingWeights {
+  WeightDecodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.thread() == 0) {
+      *job.state = WeightDecodeState{.is_refused = job.mapped_fault->reported};
+    }
+    for_each_of_group(group, job.num_nodes, [&](int64_t node) { job.bad_blocks[node] = WeightDecodeJob::kNoBlock; });
+  }
+};
+
+// Checks packets' checksums and directories, which give the places of blocks. The last group refuses bad packets.
+template <typename Format>
+struct VerifyWeights {
+  static constexpr int kThreads = kChecksumThreads;
+
+  WeightDecodeJob job;
+  WeightShape shape;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    for_each_by_group(group, job.num_nodes, [&](int64_t node) {
+      if (bytes_to_decode(job, node) > 0) {
+        read_directory(group, node);
+      }
+    });
+    for (int64_t node = 0; node < job.num_nodes; ++node) {
+      const int64_t num_words = bytes_to_decode(job, node) / kChecksumWordBytes;
+      if (num_words > 0) {
+        checksum_words(group, packet_of(job, node), num_words, node, job.parts);
+      }
+    }
+    if (group.is_last(job.state->arrived)) {
+      refuse(group);
+    }
+  }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void read_directory(Group& group, int64_t node) const {
+    const int64_t num_blocks = shape.num_blocks();
+    const auto packet_bytes = static_cast<uint64_t>(bytes_to_decode(job, node));
+    const auto* directory = reinterpret_cast<const uint32_t*>(packet_of(job, node));
+    auto place = static_cast<uint64_t>(shape.directory_bytes());
+    if (packet_bytes < place) {
+      if (group.thread() == 0) {
+        group.fetch_min(job.bad_blocks[node], 0U);
+      }
+      return;
+    }
+    for (int64_t base = 0; base < num_blocks; base += group.size()) {
+      const int64_t block = base + group.thread();
+      const uint32_t bytes = block < num_blocks ? directory[block] : 0;
+      const bool is_possible = bytes == 0 || (kIsCoded<Format> ? bytes <= shape.bytes_of(block)  // else it is not read
+                                                               : bytes == shape.bytes_of(block));
+      uint32_t units_now = 0;
+      const uint32_t before = group.exclusive_sum(is_possible ? (bytes + 1) / 2 : 0, units_now);
+      if (block < num_blocks) {
+        const uint64_t begin = place + 2 * uint64_t{before};
+        job.places[node * num_blocks + block] = begin;
+        if (!is_possible || begin + bytes > packet_bytes) {
+          group.fetch_min(job.bad_blocks[node], static_cast<uint32_t>(block));
+        }
+      }
+      place += 2 * uint64_t{units_now};
+    }
+    if (group.thread() == 0 && (place + 7) / 8 * 8 != packet_bytes) {
+      group.fetch_min(job.bad_blocks[node], static_cast<uint32_t>(num_blocks));
+    }
+  }
+
+  // All threads of one group.
+  template <typename Group>
+  ISTHMUS_DEVICE void refuse(Group& group) const {
+    for (int64_t node = 0; node < job.num_nodes; ++node) {
+      if (bytes_to_decode(job, node) == 0) {
+        continue;
+      }
+      const uint64_t checksum = weight_checksum(sum_parts(group, job.parts, node));
+      const bool is_damaged = checksum != header_of(job, node)[kWeightPacketChecksum];
+      const bool does_not_decode = job.bad_blocks[node] != WeightDecodeJob::kNoBlock;
+      if (is_damaged || does_not_decode) {
+        if (group.thread() == 0 && is_damaged) {
+          refuse_weights(group, job, node, FaultKind::kChecksum, checksum);
+        } else if (group.thread() == 0) {
+          refuse_bad_block(group, job, shape.num_blocks(), node);
+        }
+        return;
+      }
+    }
+  }
+};
+
 // Threads of all groups copy whole elements, 16 bytes at a time where both ends are aligned.
 template <typename Element, typename Group>
-ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8_t* to, int64_t bytes, bool aligned) {
+ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8_t* to, int64_t bytes) {
+  const bool aligned = is_aligned(from, sizeof(WordPair)) && is_aligned(to, sizeof(WordPair));
   const int64_t whole = aligned ? bytes / static_cast<int64_t>(sizeof(WordPair)) : 0;
   for_each_of_all(group, whole,
                   [&](int64_t i) { reinterpret_cast<WordPair*>(to)[i] = reinterpret_cast<const WordPair*>(from)[i]; });
@@ -33,8 +156,7 @@ struct DecodeWeights {
 
   WeightDecodeJob job;
   WeightShape shape;
-  WeightFrequencies frequencies;
-  bool is_aligned;  // the shard and its place, at multiples of 16
+  WeightEncodeTable table;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -80,7 +202,7 @@ struct DecodeWeights {
     }
     const auto* from = static_cast<const uint8_t*>(job.shard.data);
     uint8_t* to = place_of(job.node, 0);
-    copy_elements<Bits>(group, from, to, shape.bytes(), is_aligned);
+    copy_elements<Bits>(group, from, to, shape.bytes());
   }
 
   // All bits are set: a NaN of every floating type. for_each(count, visit) spreads elements over threads.
@@ -97,7 +219,7 @@ struct DecodeWeights {
 
   template <typename Group>
   ISTHMUS_DEVICE void decode_blocks(Group& group) const {
-    auto& table = group.template shared<WeightDecodeTable>();
+    auto& shared = group.template shared<WeightDecodeTable>();
     bool is_filled = false;
     const WeightTeam<Group> team(group);
     const int64_t num_teams = team.teams_of(group);
@@ -111,11 +233,11 @@ struct DecodeWeights {
         continue;
       }
       if (!is_filled) {
-        fill_table(group, frequencies, table);
+        fill_table(group, table, shared);
         group.sync();
         is_filled = true;
       }
-      if (!decode(team, table, node, block, bytes) && team.thread() == 0) {
+      if (!decode(team, shared, node, block, bytes) && team.thread() == 0) {
         group.fetch_min(job.bad_blocks[node], static_cast<uint32_t>(block));
       }
     }
@@ -135,8 +257,8 @@ struct DecodeWeights {
 
   // Whether the block decodes. With 0 bytes there is nothing to do.
   template <typename Group>
-  ISTHMUS_DEVICE bool decode(const WeightTeam<Group>& team, const WeightDecodeTable& table, int64_t node, int64_t block,
-                             uint32_t bytes) const {
+  ISTHMUS_DEVICE bool decode(const WeightTeam<Group>& team, const WeightDecodeTable& shared, int64_t node,
+                             int64_t block, uint32_t bytes) const {
     const int count = static_cast<int>(shape.elements_of(block));
     const auto* units =
         bytes == 0 ? nullptr : reinterpret_cast<const uint16_t*>(packet_of(job, node) + begin_of(node, block));
@@ -154,7 +276,7 @@ struct DecodeWeights {
     const int num_words = num_units - kHeaderUnits - num_escapes * (1 + kUnitsOfBits);
     bool decodes = !is_coded || (has_header && num_words >= 0);
     is_coded = is_coded && decodes;
-    WeightLaneDecoder<Format, Group> decoder(team, table, units + kHeaderUnits, is_coded ? num_words : 0);
+    WeightLaneDecoder<Format, Group> decoder(team, shared, units + kHeaderUnits, is_coded ? num_words : 0);
     decoder.begin(units + kUnitsOfMoved, is_coded);
     ISTHMUS_DO_NOT_UNROLL
     for (int index = 0; index < kWeightGroups; ++index) {

@@ -2,12 +2,9 @@
 // moved to their places in the packet once all sizes are known.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/block/packet_passes.h"
 #include "kernels/weights/job.h"
 #include "kernels/weights/lane_encoder.h"
-#include "kernels/weights/shape.h"
 #include "kernels/weights/team.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -15,12 +12,8 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Finds which blocks changed, and writes the bytes of each to `block_bytes`, or 0 if it did not.
 template <typename Format>
 struct CompareWeights {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   WeightEncodeJob job;
   WeightShape shape;
-  bool is_aligned;  // before and shard, at multiples of 16
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -42,7 +35,7 @@ struct CompareWeights {
   ISTHMUS_DEVICE bool differ(const Group& group, int64_t begin, int64_t bytes) const {
     const uint8_t* before = static_cast<const uint8_t*>(job.before.data) + begin;
     const uint8_t* now = static_cast<const uint8_t*>(job.shard.data) + begin;
-    if (is_aligned) {
+    if (is_aligned(before, sizeof(WordPair)) && is_aligned(now, sizeof(WordPair))) {
       const int64_t whole = bytes / static_cast<int64_t>(sizeof(WordPair)) * static_cast<int64_t>(sizeof(WordPair));
       return differ_as<WordPair>(group, before, now, whole) |
              differ_as<typename Format::Bits>(group, before + whole, now + whole, bytes - whole);
@@ -50,30 +43,14 @@ struct CompareWeights {
     return differ_as<typename Format::Bits>(group, before, now, bytes);
   }
 
-  // Pairs of words are loaded several at a time, to keep the memory busy.
   template <typename T, typename Group>
   static ISTHMUS_DEVICE bool differ_as(const Group& group, const uint8_t* before, const uint8_t* now, int64_t bytes) {
-    constexpr int kInFlight = std::is_same_v<T, WordPair> ? 8 : 4;
     const T* a = reinterpret_cast<const T*>(before);
     const T* b = reinterpret_cast<const T*>(now);
     const int count = static_cast<int>(bytes / static_cast<int64_t>(sizeof(T)));
-    const int stride = static_cast<int>(group.size());
     bool differs = false;
-    int i = static_cast<int>(group.thread());
-    for (; i + (kInFlight - 1) * stride < count; i += kInFlight * stride) {
-      T loaded_a[kInFlight];
-      T loaded_b[kInFlight];
-      ISTHMUS_UNROLL
-      for (int k = 0; k < kInFlight; ++k) {
-        loaded_a[k] = a[i + k * stride];
-        loaded_b[k] = b[i + k * stride];
-      }
-      ISTHMUS_UNROLL
-      for (int k = 0; k < kInFlight; ++k) {
-        differs |= is_other(loaded_a[k], loaded_b[k]);
-      }
-    }
-    for (; i < count; i += stride) {
+    ISTHMUS_UNROLL_8  // so that the loads of several turns keep the memory busy
+        for (int i = static_cast<int>(group.thread()); i < count; i += static_cast<int>(group.size())) {
       differs |= is_other(a[i], b[i]);
     }
     return differs;
@@ -90,7 +67,6 @@ struct CompareWeights {
 
 struct ChecksumReplica {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
   WeightEncodeJob job;
   int64_t num_words;
@@ -108,9 +84,6 @@ ISTHMUS_DEVICE void write_sealed(const WeightEncodeJob& job, WeightHeaderWords h
 
 // Writes the header of a rank without a replica. One thread.
 struct WriteWeightHeader {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
   WeightEncodeJob job;
 
   template <typename Group>
@@ -143,12 +116,12 @@ struct CodeWeights {
 
   WeightEncodeJob job;
   WeightShape shape;
-  WeightFrequencies frequencies;
+  WeightEncodeTable table;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if constexpr (kIsCoded<Format>) {
-      auto& table = group.template shared<WeightEncodeTable>();
+      auto& shared = group.template shared<WeightEncodeTable>();
       bool is_filled = false;
       const WeightTeam<Group> team(group);
       const int64_t num_teams = team.teams_of(group);
@@ -160,11 +133,11 @@ struct CodeWeights {
           continue;
         }
         if (!is_filled) {
-          fill_table(group, frequencies, table);
+          fill_table(group, table, shared);
           group.sync();
           is_filled = true;
         }
-        encode(team, table, is_active ? block : 0, is_active);
+        encode(team, shared, is_active ? block : 0, is_active);
       }
     }
     if (group.is_last(job.state->arrived)) {
@@ -174,7 +147,7 @@ struct CodeWeights {
 
  private:
   template <typename Group>
-  ISTHMUS_DEVICE void encode(const WeightTeam<Group>& team, const WeightEncodeTable& table, int64_t block,
+  ISTHMUS_DEVICE void encode(const WeightTeam<Group>& team, const WeightEncodeTable& shared, int64_t block,
                              bool is_active) const {
     const auto* old_bits = static_cast<const Bits*>(job.before.data) + block * kWeightBlockElements;
     const auto* new_bits = static_cast<const Bits*>(job.shard.data) + block * kWeightBlockElements;
@@ -182,7 +155,7 @@ struct CodeWeights {
     const int area_units = count * static_cast<int>(sizeof(Bits) / sizeof(uint16_t));
     auto* area = reinterpret_cast<uint16_t*>(job.areas + shape.begin_of(block));
     WeightBlockParts& parts = job.coded[block];
-    WeightLaneEncoder<Format, Group> encoder(team, table, area, area_units);
+    WeightLaneEncoder<Format, Group> encoder(team, shared, area, area_units);
     ISTHMUS_DO_NOT_UNROLL
     for (int index = static_cast<int>(kWeightGroups) - 1; index >= 0; --index) {
       const int begin = index * static_cast<int>(kWeightGroupElements);
@@ -283,8 +256,6 @@ struct CodeWeights {
 // Moves blocks to their places in the packet.
 template <typename Format>
 struct PlaceWeights {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
   using Bits = typename Format::Bits;
 
   WeightEncodeJob job;
@@ -369,7 +340,6 @@ struct PlaceWeights {
 // Takes the packet's checksum; the last group writes the header.
 struct SealWeights {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
 
   WeightEncodeJob job;
 

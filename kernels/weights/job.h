@@ -12,15 +12,11 @@ namespace isthmus::kernels {
 inline constexpr int kWeightHeaderWords = 8;
 inline constexpr int64_t kWeightHeaderBytes = int64_t{8} * kWeightHeaderWords;
 inline constexpr int kWeightIdentity = 0;  // magic, version, type; above 48 bits the sender
-inline constexpr int kWeightSenderBit = 48;
-inline constexpr int kWeightUnit = 1;
-inline constexpr int kWeightGather = 2;  // the lower half; the upper is the header's checksum
-inline constexpr int kWeightElements = 3;
+inline constexpr int kWeightGather = 2;    // the lower half; the upper is the header's checksum
 inline constexpr int kWeightPacketBytes = 4;
 inline constexpr int kWeightPacketChecksum = 5;
 static_assert(kWeightPacketChecksum == kHeaderChecksum);  // a DeviceFault has the words up to it
 inline constexpr int kWeightReplicaChecksum = 6;
-inline constexpr int kWeightHasReplica = 7;  // the lower half; the upper is 0
 inline constexpr int kWeightUpperHalf = 32;
 struct WeightHeaderWords {
   uint64_t word[kWeightHeaderWords] = {};

@@ -41,10 +41,9 @@ class WeightLaneDecoder {
       const uint32_t slot = states_[own] & (kWeightSlots - 1);
       const uint32_t token = table_.of_slot[static_cast<uint32_t>(laws[own].row) << kWeightSlotBits | slot];
       const uint32_t entry = table_.tokens.of_token[laws[own].row * kWeightTokens + token];
-      const uint32_t frequency = entry & ((1U << kWeightFirstSlotShift) - 1);
-      const uint32_t first_slot = (entry & ~kWeightIsEscape) >> kWeightFirstSlotShift;
       symbols[own] = {static_cast<int32_t>(token), 0};
-      const uint32_t next = frequency * (states_[own] >> kWeightSlotBits) + slot - first_slot;
+      const uint32_t next =
+          weight_frequency(entry) * (states_[own] >> kWeightSlotBits) + slot - weight_first_slot(entry);
       states_[own] = is_active ? next : states_[own];
     }
     refill();

@@ -59,14 +59,14 @@ class WeightLaneEncoder {
     for (int own = 0; own < kOwn; ++own) {
       entries[own] = table_.of_token[laws[own].row * kWeightTokens + symbols[own].token];
       is_escape[own] = is_active && (entries[own] & kWeightIsEscape) != 0;
-      limits[own] = frequency_of(entries[own]) << kWeightWordBits;
+      limits[own] = weight_frequency(entries[own]) << kWeightWordBits;
     }
     note_escapes(is_escape, index);
     drain(limits, is_active);
     for (int own = 0; own < kOwn; ++own) {
-      const uint32_t frequency = frequency_of(entries[own]);
-      const uint32_t first_slot = (entries[own] & ~kWeightIsEscape) >> kWeightFirstSlotShift;
-      const uint32_t next = states_[own] + states_[own] / frequency * (kWeightSlots - frequency) + first_slot;
+      const uint32_t frequency = weight_frequency(entries[own]);
+      const uint32_t next =
+          states_[own] + states_[own] / frequency * (kWeightSlots - frequency) + weight_first_slot(entries[own]);
       states_[own] = is_active ? next : states_[own];
     }
   }
@@ -96,8 +96,6 @@ class WeightLaneEncoder {
   }
 
  private:
-  static ISTHMUS_DEVICE uint32_t frequency_of(uint32_t entry) { return entry & ((1U << kWeightFirstSlotShift) - 1); }
-
   // Each lane whose state reaches its limit sends a word, downwards, the highest lane first.
   ISTHMUS_DEVICE void drain(const uint32_t (&limits)[kOwn], bool is_active) {
     bool sends[kOwn];

@@ -18,37 +18,32 @@ inline int64_t groups_for_weight_blocks(int64_t num_blocks) {
 template <typename Executor>
 void run_passes(Executor& executor, const WeightEncodeJob& job) {
   if (job.before.data == nullptr) {
-    executor.run(WriteWeightHeader{job}, 1, 0);
+    executor.run(WriteWeightHeader{job}, 1);
     return;
   }
   const WeightShape shape = weight_shape(job.shard);
-  const bool aligned = is_aligned(job.before.data, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
   if (job.replica.data != nullptr) {
     const int64_t num_words = job.replica.bytes() / kChecksumWordBytes;
-    executor.run(ChecksumReplica{job, num_words}, checksum_groups_of_words(num_words), 0);
+    executor.run(ChecksumReplica{job, num_words}, checksum_groups_of_words(num_words));
   }
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
-    executor.run(CompareWeights<Format>{job, shape, aligned}, at_least_one(shape.num_blocks()), 0);
-    executor.run(CodeWeights<Format>{job, shape, weight_frequencies()},
-                 kIsCoded<Format> ? groups_for_weight_blocks(shape.num_blocks()) : 1,
-                 CodeWeights<Format>::kMaxSharedBytes);
-    executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()), 0);
-    executor.run(SealWeights{job}, checksum_groups_of_words(job.most_bytes / kChecksumWordBytes), 0);
+    executor.run(CompareWeights<Format>{job, shape}, at_least_one(shape.num_blocks()));
+    executor.run(CodeWeights<Format>{job, shape, weight_encode_table()},
+                 kIsCoded<Format> ? groups_for_weight_blocks(shape.num_blocks()) : 1);
+    executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()));
+    executor.run(SealWeights{job}, checksum_groups_of_words(job.most_bytes / kChecksumWordBytes));
   });
 }
 
 template <typename Executor>
 void run_passes(Executor& executor, const WeightDecodeJob& job) {
   const WeightShape shape = weight_shape(job.shard);
-  const auto* place = static_cast<const uint8_t*>(job.replica.data) + job.node * shape.bytes();
-  const bool aligned = is_aligned(place, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
-  executor.run(BeginDecodingWeights{job}, 1, 0);
+  executor.run(BeginDecodingWeights{job}, 1);
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
-    executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.row_bytes / kChecksumWordBytes), 0);
-    executor.run(DecodeWeights<Format>{job, shape, weight_frequencies(), aligned},
+    executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.row_bytes / kChecksumWordBytes));
+    executor.run(DecodeWeights<Format>{job, shape, weight_encode_table()},
                  kIsCoded<Format> ? groups_for_weight_blocks(job.num_nodes * shape.num_blocks())
-                                  : at_least_one(job.num_nodes * shape.num_blocks()),
-                 DecodeWeights<Format>::kMaxSharedBytes);
+                                  : at_least_one(job.num_nodes * shape.num_blocks()));
   });
 }
 

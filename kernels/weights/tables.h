@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "kernels/block/host_device.h"
 #include "kernels/weights/laws.h"
 
 namespace isthmus::kernels {
@@ -12,6 +13,15 @@ namespace isthmus::kernels {
 // escape, with the highest bit set.
 inline constexpr int kWeightFirstSlotShift = 16;
 inline constexpr uint32_t kWeightIsEscape = 1U << 31;
+template <typename Word>
+[[gnu::always_inline]] ISTHMUS_DEVICE Word weight_frequency(Word entry) {
+  return entry & ((1U << kWeightFirstSlotShift) - 1);
+}
+template <typename Word>
+[[gnu::always_inline]] ISTHMUS_DEVICE Word weight_first_slot(Word entry) {
+  return (entry & ~kWeightIsEscape) >> kWeightFirstSlotShift;
+}
+
 // An entry for a law and a slot: the token, then its frequency, then the slot's place among the token's slots.
 inline constexpr int kWeightFrequencyShift = 5;
 inline constexpr int kWeightPlaceShift = 16;

@@ -71,25 +71,19 @@ __all__ = [
     "weights",
 ]
 
-# Which module has each name; the native module has the rest.
+# Which module has which names; the native module has the rest.
 _MODULES = {
-    "LoadReport": "residuals.saved_state",
-    "attach": "attached.attach",
-    "begin_step": "residuals.state",
-    "clear_residuals": "residuals.state",
-    "detach": "attached.attach",
-    "explain": "report.explain",
-    "load_checkpoint": "residuals.state",
-    "load_state_dict": "residuals.state",
-    "log_to": "report.loggers",
-    "prepare": "units.prepare",
-    "reset_stats": "report.statistics",
-    "scale_residuals": "residuals.state",
-    "skip_step": "residuals.state",
-    "state_dict": "residuals.state",
-    "stats": "report.statistics",
-    "summary": "report.summary",
-    "unit": "units.prepare",
+    "attached.attach": ("attach", "detach"),
+    "report.explain": ("explain",),
+    "report.loggers": ("log_to",),
+    "report.statistics": ("reset_stats", "stats"),
+    "report.summary": ("summary",),
+    "residuals.saved_state": ("LoadReport",),
+    "residuals.state": (
+        *("begin_step", "clear_residuals", "load_checkpoint", "load_state_dict"),
+        *("scale_residuals", "skip_step", "state_dict"),
+    ),
+    "units.prepare": ("prepare", "unit"),
 }
 
 
@@ -101,8 +95,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
     if name == "weights":
         return import_module("isthmus.weights")
-    if name in _MODULES:
-        return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"isthmus.{module}"), name)
     from isthmus import native
 
     return getattr(native.load(), name)

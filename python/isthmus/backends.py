@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -16,10 +17,18 @@ from isthmus.torch_private.groups import backends_by_device
 if TYPE_CHECKING:
     from isthmus import _C
 
-# The groups of Isthmus that `isthmus.attach` made beside groups of other backends. Torch keeps them until they are
-# destroyed.
-_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, weakref.ref[dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 
+@dataclass
+class Companion:
+    """The group of Isthmus that `isthmus.attach` made beside a group of another backend."""
+
+    group: weakref.ref[dist.ProcessGroup]  # torch keeps it until it is destroyed
+    options: Mapping[str, str]
+    # How many models were attached and not detached. Dead ones count: a rank may keep a model that others dropped.
+    num_models: int = 0
+
+
+companions: weakref.WeakKeyDictionary[dist.ProcessGroup, Companion] = weakref.WeakKeyDictionary()
 
 # The group beside which a group of Isthmus is being made.
 beside: ContextVar[dist.ProcessGroup | None] = ContextVar("beside", default=None)
@@ -27,16 +36,8 @@ beside: ContextVar[dist.ProcessGroup | None] = ContextVar("beside", default=None
 
 def companion_of(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
     """Return the group of Isthmus over the same ranks that `isthmus.attach` made, None if there is none."""
-    reference = _companions.get(group)
-    return reference() if reference is not None else None
-
-
-def set_companion(group: dist.ProcessGroup, companion: dist.ProcessGroup | None) -> None:
-    """Note the group of Isthmus beside `group`; None removes it."""
-    if companion is None:
-        _companions.pop(group, None)
-    else:
-        _companions[group] = weakref.ref(companion)
+    companion = companions.get(group)
+    return companion.group() if companion is not None else None
 
 
 def group_on_isthmus(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
@@ -46,11 +47,8 @@ def group_on_isthmus(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
 
 def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     """Return the Isthmus backend, for any device, of `group` or else of its companion; None if neither has one."""
-    backend = _own_backend(group)
-    if backend is not None:
-        return backend
     companion = companion_of(group)
-    return _own_backend(companion) if companion is not None else None
+    return _own_backend(group) or (_own_backend(companion) if companion is not None else None)
 
 
 def backends_of(groups: Iterable[dist.ProcessGroup]) -> dict[_C.Backend, dist.ProcessGroup]:

@@ -53,9 +53,3 @@ def warn_once(text: str, subject: str = "") -> None:
 def is_first_rank() -> bool:
     """Return whether this process has rank 0 in the job; true without a default group, as torchft needs none."""
     return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def warn_on_first_rank(text: str) -> None:
-    """Warn on rank 0 of what all ranks find."""
-    if is_first_rank():
-        warn_once(text)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-#: Isthmus reads these beside its options; `isthmus.benchmarks.simulate` sets them for the processes that it starts.
-_OWN = ("ISTHMUS_ANSWER_FD", "ISTHMUS_LAUNCHER_PID")
 #: How names begin, by who reads or sets them. Slurm's are only those of steps and tasks: it has secrets, too.
 _PREFIXES = {
     "launcher": (
@@ -34,7 +32,7 @@ _PREFIXES = {
 
 def variables_set(environment: Mapping[str, str], options: Iterable[str]) -> list[dict[str, str]]:
     """Return name, value and group of the known variables that are set. options: the variables of Isthmus's options."""
-    found = [("isthmus", name) for name in (*sorted(options), *_OWN) if name in environment]
+    found = [("isthmus", name) for name in sorted(options) if name in environment]
     for group, prefixes in _PREFIXES.items():
         found += [(group, name) for name in sorted(environment) if name.startswith(prefixes)]
     return [{"name": name, "value": environment[name], "group": group} for group, name in found]
@@ -42,6 +40,6 @@ def variables_set(environment: Mapping[str, str], options: Iterable[str]) -> lis
 
 def unknown_variables(environment: Mapping[str, str], options: Iterable[str]) -> dict[str, str | None]:
     """Return variables that begin as Isthmus's and are none, each with the one that it resembles, if any."""
-    known = [*options, *_OWN]
+    known = [*options]
     unknown = sorted(name for name in environment if name.startswith("ISTHMUS_") and name not in known)
     return {name: next(iter(get_close_matches(name, known, 1, 0.8)), None) for name in unknown}

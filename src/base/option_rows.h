@@ -1,13 +1,9 @@
 // Makes rows of the table of options: each sets a member of Options and checks its type and range.
 #pragma once
 
-#include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <sstream>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "isthmus/error.h"
@@ -31,15 +27,6 @@ inline std::vector<std::string> split_patterns(const std::string& text) {
 
 namespace isthmus::rows {
 
-// The environment variable of an option: "ISTHMUS_MAX_UNITS".
-inline std::string variable_of(std::string_view option) {
-  std::string variable = "ISTHMUS_";
-  for (const char letter : option) {
-    variable += static_cast<char>(letter >= 'a' && letter <= 'z' ? letter - 'a' + 'A' : letter);
-  }
-  return variable;
-}
-
 // {"a", "b", "c"} -> "a, b or c".
 inline std::string listed(const std::vector<std::string>& names) {
   std::string text;
@@ -49,41 +36,15 @@ inline std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-// The text of the error that refuses a value.
-inline std::string refusal(const std::string& value, const std::string& range) {
-  return detail::concatenate("=\"", value, "\": expected ", range);
-}
-
-template <typename T>
-bool parse_whole(const std::string& text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-// Makes a row. `parse(text, value)` returns whether `text` is in range, and then sets `value`.
-template <typename T, typename Parse>
-OptionField field(const char* name, T Options::*member, const std::string& range, const char* help, Parse parse) {
-  return {name,
-          variable_of(name),
-          range,
-          help,
-          member,
-          [name, range, member, parse = std::move(parse)](Options& options, const std::string& text) {
-            T value{};
-            if (!parse(text, value)) {
-              throw OptionError(detail::concatenate("option ", name, refusal(text, range)));
-            }
-            options.*member = std::move(value);
-          }};
-}
-
-// Makes a row for a number: `accepts(value)` decides whether the number is in range.
+// Makes a row for a number: `accepts(value)` decides whether it is in range.
 template <typename T, typename Accepts>
 OptionField number_field(const char* name, T Options::*member, const std::string& range, const char* help,
                          Accepts accepts) {
-  return field(name, member, range, help, [accepts = std::move(accepts)](const std::string& text, T& value) {
-    return parse_whole(text, value) && accepts(value);
-  });
+  return {.name = name,
+          .range = range,
+          .help = help,
+          .member = member,
+          .accepts = [member, accepts](const Options& options) { return accepts(options.*member); }};
 }
 
 // Makes a row for a number that is at least `least`.
@@ -92,37 +53,11 @@ inline OptionField count_field(const char* name, int64_t Options::*member, int64
                       [least](int64_t value) { return value >= least; });
 }
 
-template <typename Accepts>
-OptionField text_field(const char* name, std::string Options::*member, const std::string& range, const char* help,
-                       Accepts accepts) {
-  return field(name, member, range, help, [accepts = std::move(accepts)](const std::string& text, std::string& value) {
-    value = text;
-    return accepts(text);
-  });
-}
-
 // Makes a row for one of a few words: the member is an enum with these, in this order, or the word itself.
 template <typename Choice>
 OptionField choice_field(const char* name, Choice Options::*member, const std::vector<std::string>& choices,
                          const char* help) {
-  OptionField row = field(name, member, listed(choices), help, [choices](const std::string& text, Choice& value) {
-    const auto found = std::ranges::find(choices, text);
-    if constexpr (std::is_enum_v<Choice>) {
-      value = static_cast<Choice>(found - choices.begin());
-    } else {
-      value = text;
-    }
-    return found != choices.end();
-  });
-  row.choices = choices;
-  return row;
-}
-
-inline OptionField switch_field(const char* name, bool Options::*member, const char* help) {
-  return field(name, member, "1, true, yes, 0, false or no", help, [](const std::string& text, bool& value) {
-    value = text == "1" || text == "true" || text == "yes";
-    return value || text == "0" || text == "false" || text == "no";
-  });
+  return {.name = name, .range = listed(choices), .help = help, .member = member, .choices = choices};
 }
 
 }  // namespace isthmus::rows

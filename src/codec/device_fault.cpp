@@ -8,27 +8,31 @@
 
 namespace isthmus {
 
-namespace {
-
-using kernels::FaultKind;
-
-// The text of a fault: one that every codec has, or one of the codec's own.
-const char* fault_text(FaultKind kind, const CodecType* type) {
-  if (kind == FaultKind::kHeader) {
-    return "its header differs";
+const char* text_of(kernels::FaultKind kind) {
+  using kernels::FaultKind;
+  switch (kind) {
+    case FaultKind::kHeader:
+      return "its header differs";
+    case FaultKind::kChecksum:
+      return "its bytes do not have the checksum in its header";
+    case FaultKind::kPadding:
+      return "its padding is not zero";
+    case FaultKind::kFlags:
+      return "a block past the last is flagged";
+    case FaultKind::kIndex:
+      return "an element past the last is marked";
+    case FaultKind::kEmptyBlock:
+      return "a flagged block marks no element";
+    case FaultKind::kDoesNotPeel:
+      return "its index does not peel";
+    case FaultKind::kCellsLeft:
+      return "its sketch holds more than the index says";
+    case FaultKind::kBlock:
+    case FaultKind::kLength:
+      break;  // of weights, which have errors of their own
   }
-  if (kind == FaultKind::kChecksum) {
-    return "its bytes do not have the checksum in its header";
-  }
-  if (kind == FaultKind::kPadding) {
-    return "its padding is not zero";
-  }
-  const bool has_own = type != nullptr && type->fault_text != nullptr;
-  const char* text = has_own ? type->fault_text(static_cast<uint32_t>(kind)) : nullptr;
-  return text == nullptr ? "unknown fault" : text;
+  return "unknown fault";
 }
-
-}  // namespace
 
 static_assert(sizeof(PacketHeader) == sizeof(kernels::HeaderWords));
 static_assert(offsetof(PacketHeader, unit_hash) == size_t{8} * kernels::kHeaderUnit);
@@ -46,9 +50,9 @@ void throw_if_reported(const kernels::DeviceFault& fault) {
   if (type != nullptr && type->checksum_of != nullptr) {
     throw_wrong_checksum(header, fault.expected.word[kernels::kHeaderChecksum]);
   }
-  throw PacketError(detail::concatenate("corrupt packet: ", fault_text(fault.kind(), type), " (codec ",
-                                        to_string(header.codec), ", unit ", header.unit_hash, ", step ", header.step,
-                                        ", ", header.num_elements, " elements)"));
+  throw PacketError(detail::concatenate("corrupt packet: ", text_of(fault.kind()), " (codec ", to_string(header.codec),
+                                        ", unit ", header.unit_hash, ", step ", header.step, ", ", header.num_elements,
+                                        " elements)"));
 }
 
 }  // namespace isthmus

@@ -11,15 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "communicator/arguments.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_path.h"
-#include "communicator/plan/planned_unit_states.h"
 #include "communicator/plan/reduction_planner.h"
 #include "communicator/run/run.h"
 #include "communicator/run/scratch.h"
 #include "communicator/run/statistics.h"
 #include "communicator/run/tier_set.h"
+#include "communicator/units/unit_table.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 
@@ -38,19 +37,25 @@ std::unique_ptr<TwoTierPath> make_path(const TierSet& tiers, Device& device, con
   return std::make_unique<TwoTierPath>(tiers, device, options);
 }
 
-// The fault that the device found; null: it knows of none.
-std::exception_ptr fault_of(Device& device) {
-  try {
-    device.throw_if_faulted();
-  } catch (const std::exception&) {
-    return std::current_exception();
-  }
-  return nullptr;
+void check_unit(const UnitKey& unit, Collective collective, ConstBuffer data) {
+  ISTHMUS_CHECK(Error, unit.num_elements == data.num_elements && unit.dtype == data.dtype, "unit \"", unit.name,
+                "\" has ", unit.num_elements, " elements of ", to_string(unit.dtype), ", but its gradient has ",
+                data.num_elements, " of ", to_string(data.dtype));
+  ISTHMUS_CHECK(Error, unit.collective == collective, "unit \"", unit.name, "\" is one of ", to_string(unit.collective),
+                ", but is reduced by ", to_string(collective));
+}
+
+void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
+  ISTHMUS_CHECK(Error, shard.dtype == gathered.dtype, "all_gather of ", to_string(shard.dtype), " into ",
+                to_string(gathered.dtype), ": expected one type");
+  ISTHMUS_CHECK(Error, gathered.num_elements == shard.num_elements * num_ranks, "all_gather of ", shard.num_elements,
+                " elements over ", num_ranks, " ranks into ", gathered.num_elements, ": expected ", num_ranks,
+                " chunks of the shard's size");
 }
 
 }  // namespace
 
-// The parts of a communicator. It runs collectives, and handles failures, phases and traffic.
+// The parts of a communicator. It runs collectives, and handles failures and phases.
 struct Communicator::Parts {
   Parts(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
       : device(std::move(given_device)),
@@ -58,47 +63,201 @@ struct Communicator::Parts {
         tiers(std::move(map), rank, std::move(given_tiers), options.is_flat()),
         path(make_path(tiers, *device, options)),
         statistics(*device, options.max_units),
-        planner(tiers, *device, options),
-        units(tiers, planner, statistics),
+        units(tiers, *device, options, statistics),
+        planner(tiers, *device, options, units),
         reduction_scratch(*device),
         gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)),
-        weights(tiers, options, *device, *path, [this] { throw_if_aborted(); }) {}
+        weights(tiers, options, *device, *path, statistics.memory, [this] { throw_if_aborted(); }) {}
 
   // A collective that begins now.
-  void start(std::optional<Run>& run, Collective collective, const CallerStreams& caller);
+  void start(std::optional<Run>& run, Collective collective, const CallerStreams& caller) {
+    phase = "buffers";
+    const bool gathers = collective == Collective::kAllGather && gather_scratch != nullptr;
+    const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
+    run.emplace(RunParts{*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller,
+                timed);
+  }
+
   // Calls body(), a part of a collective. If it throws, aborts the communicator.
   template <typename Body>
-  void guard(Collective collective, const Body& body);
-  // Calls body(). If a packet does not decode, throws the failure of a tier in its place, should there be one.
-  template <typename Body>
-  void enqueue(const Body& body);
-  // Calls body(), which enqueues work of `run`, and counts what it sends.
-  template <typename Body>
-  void count(Run& run, const Body& body);
-  // Ends a collective, and returns its event. plan: null for a gather. unit: whose weights it gathered; null: none.
-  EventPtr end(Run& run, const ReductionPlan* plan, const UnitKey* unit = nullptr);
+  void guard(Collective collective, const Body& body) {
+    try {
+      try {
+        body();
+      } catch (const PacketError&) {
+        wait_for_failing_tiers();
+        throw;
+      }
+      phase = "idle";
+    } catch (const std::bad_alloc&) {
+      const std::string reason =
+          detail::concatenate("no memory for phase \"", phase.load(), "\" of ", to_string(collective));
+      fail(reason);
+      throw Error(reason);
+    } catch (const std::exception& error) {
+      fail(error.what());
+      throw;
+    }
+  }
 
-  // body(run) enqueues the collective's work and returns the plan, for a reduction.
+  // Ends a collective, and returns its event.
+  EventPtr end(Run& run) {
+    EventPtr done = run.end();
+    run.counters.calls = 1;
+    statistics.memory.scratch_bytes =
+        reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0);
+    statistics.record(run);
+    return done;
+  }
+
+  // body(run) enqueues the collective's work.
   template <typename Body>
-  EventPtr run(Collective collective, const CallerStreams& caller, const Body& body);
+  EventPtr run(Collective collective, const CallerStreams& caller, const Body& body) {
+    throw_if_faulted();
+    EventPtr done;
+    guard(collective, [&] {
+      std::optional<Run> run;
+      start(run, collective, caller);
+      body(*run);
+      tiers.take_counts(run->counters, run->peer_waits);
+      done = end(*run);
+    });
+    return done;
+  }
+
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
-  EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce);
+  EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce) {
+    planner.check_capture(reduction, caller.own);
+    return run(reduction.unit.collective, caller, [&](Run& run) {
+      run.set_phase("unit look-up");
+      const ReductionPlan plan =
+          planner.plan(run, reduction, [&](const std::vector<uint8_t>& flags) { return set_on_all_ranks(run, flags); });
+      run.set_phase("intra reduce-scatter");
+      check_same_within_node(plan);
+      reduce(run, plan);
+      if (plan.drains) {
+        units.drop_residuals(*plan.unit);
+      }
+      run.unit = plan.key;
+      run.reason = plan.why_exact;
+      run.codec = plan.codecs.pieces->name();
+      if (plan.unit != nullptr) {
+        run.settings = plan.unit->settings;
+        run.error = plan.unit->error;
+      }
+    });
+  }
+
   // Throws PacketError if a rank of this node reduces another unit, or other parameters of it, on the CPU. Packets tell
   // ranks of other nodes, but within a node gradients would be added up.
-  void check_same_within_node(const ReductionPlan& plan);
+  void check_same_within_node(const ReductionPlan& plan) {
+    if (!device->is_host() || tiers.ranks_per_node() == 1) {
+      return;
+    }
+    const std::string others = tiers.intra().ranks_of_other_label(plan.hash);
+    ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", plan.key->name, "\": ", others,
+                  " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
+  }
+
   // Returns which of the flags are set on all ranks, in host memory.
-  std::vector<uint8_t> set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags);
-  WeightGatherPtr begin_gather(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream);
-  EventPtr finish(GatherUnderWay& gather);
-  void throw_if_aborted();
-  void throw_if_faulted();
+  std::vector<uint8_t> set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags) {
+    const auto num_flags = static_cast<int64_t>(flags.size());
+    const Buffer own = run.take(num_flags, DataType::kByte);
+    const Buffer gathered = run.take(tiers.world_size() * num_flags, DataType::kByte);
+    device->write({flags.data(), num_flags, DataType::kByte}, own);
+    path->all_gather(run, own, gathered);
+    std::vector<uint8_t> all(static_cast<size_t>(gathered.num_elements));
+    device->read(gathered, {all.data(), gathered.num_elements, DataType::kByte});
+    std::vector<uint8_t> on_all(flags.size(), 1);
+    for (size_t i = 0; i < all.size(); ++i) {
+      on_all[i % flags.size()] &= all[i];
+    }
+    return on_all;
+  }
+
+  WeightGatherPtr begin_gather(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream) {
+    throw_if_faulted();
+    const auto gather = std::make_shared<GatherUnderWay>(shard, gathered, unit);
+    guard(Collective::kAllGather, [&] {
+      start(gather->run, Collective::kAllGather, {stream, {}});
+      gather->run->unit = &gather->unit;
+      weights.begin(gather);
+      tiers.take_counts(gather->run->counters, gather->run->peer_waits);
+      if (gather->headers_on_host == nullptr) {
+        gather->done = gather->begun = end(*gather->run);
+        gather->run.reset();
+      } else {
+        gather->begun = gather->run->end();
+      }
+    });
+    return gather;
+  }
+
+  EventPtr finish(GatherUnderWay& gather) {
+    throw_if_faulted();
+    guard(Collective::kAllGather, [&] {
+      weights.finish(gather);
+      tiers.take_counts(gather.run->counters, gather.run->peer_waits);
+      gather.done = end(*gather.run);
+      gather.run.reset();
+    });
+    return gather.done;
+  }
+
+  void throw_if_aborted() {
+    const std::lock_guard lock(mutex);
+    ISTHMUS_CHECK(TransportError, failure.empty(), "the communicator of rank ", tiers.rank(), " is aborted: ", failure);
+  }
+
+  void throw_if_faulted() {
+    throw_if_aborted();
+    const char* failed_phase = "exchange";
+    try {
+      try {
+        device->throw_if_faulted();
+      } catch (const std::exception&) {
+        wait_for_failing_tiers();
+        failed_phase = "decode";
+        throw;
+      }
+      tiers.throw_if_failed();
+    } catch (const std::exception& error) {
+      phase = failed_phase;
+      if (!fail(error.what())) {
+        throw_if_aborted();  // the tiers failed since another thread had aborted them: throw its reason
+      }
+      throw;
+    }
+  }
+
   // Called where a packet does not decode: one that never arrived does not, either. Throws the failure of a tier, for
   // which it waits for as long as that may not be known.
-  void wait_for_failing_tiers();
+  void wait_for_failing_tiers() {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kPause(20);
+    for (const auto deadline = Clock::now() + tiers.failure_delay();; std::this_thread::sleep_for(kPause)) {
+      throw_if_aborted();
+      tiers.throw_if_failed();
+      if (Clock::now() >= deadline) {
+        return;
+      }
+    }
+  }
+
   // Returns whether this is the first failure.
-  bool fail(const std::string& reason);
-  MemoryUse memory() const;
+  bool fail(const std::string& reason) {
+    bool is_first = false;
+    {
+      const std::lock_guard lock(mutex);
+      is_first = failure.empty();
+      if (is_first) {
+        failure = reason;
+      }
+    }
+    tiers.abort();
+    return is_first;
+  }
 
   const std::shared_ptr<Device> device;
   const Options options;
@@ -106,8 +265,8 @@ struct Communicator::Parts {
   const std::unique_ptr<const TwoTierPath> path;
   std::atomic<const char*> phase = "idle";
   Statistics statistics;
+  UnitTable units;
   ReductionPlanner planner;
-  PlannedUnitStates units;
   ScratchInTurns reduction_scratch;
   const std::unique_ptr<ScratchInTurns> gather_scratch;  // null on the CPU: reduction_scratch serves all
   WeightPath weights;
@@ -116,197 +275,6 @@ struct Communicator::Parts {
   std::string failure;  // why the communicator is aborted; empty: it works
 };
 
-template <typename Body>
-void Communicator::Parts::enqueue(const Body& body) {
-  try {
-    body();
-  } catch (const PacketError&) {
-    wait_for_failing_tiers();
-    throw;
-  }
-}
-
-void Communicator::Parts::start(std::optional<Run>& run, Collective collective, const CallerStreams& caller) {
-  phase = "buffers";
-  const bool gathers = collective == Collective::kAllGather && gather_scratch != nullptr;
-  const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
-  run.emplace(RunParts{*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller,
-              timed);
-}
-
-template <typename Body>
-void Communicator::Parts::guard(Collective collective, const Body& body) {
-  try {
-    enqueue(body);
-    phase = "idle";
-  } catch (const std::bad_alloc&) {
-    const std::string reason =
-        detail::concatenate("no memory for phase \"", phase.load(), "\" of ", to_string(collective));
-    fail(reason);
-    throw Error(reason);
-  } catch (const std::exception& error) {
-    fail(error.what());
-    throw;
-  }
-}
-
-template <typename Body>
-void Communicator::Parts::count(Run& run, const Body& body) {
-  const Traffic intra = tiers.intra_traffic();
-  const Traffic inter = tiers.inter_traffic();
-  const Traffic flat = tiers.flat_traffic();
-  body();
-  run.counters.intra += tiers.intra_traffic() - intra;
-  run.counters.inter += tiers.inter_traffic() - inter;
-  run.counters.flat += tiers.flat_traffic() - flat;
-  run.peer_waits += tiers.take_waits();
-}
-
-EventPtr Communicator::Parts::end(Run& run, const ReductionPlan* plan, const UnitKey* unit) {
-  EventPtr done = run.end();
-  run.counters.calls = 1;
-  statistics.record(run, plan, unit, memory());
-  return done;
-}
-
-template <typename Body>
-EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& caller, const Body& body) {
-  throw_if_faulted();
-  EventPtr done;
-  guard(collective, [&] {
-    std::optional<Run> run;
-    start(run, collective, caller);
-    std::optional<ReductionPlan> plan;
-    count(*run, [&] { plan = body(*run); });
-    done = end(*run, plan ? &*plan : nullptr);
-  });
-  return done;
-}
-
-template <typename Reduce>
-EventPtr Communicator::Parts::run_reduction(const Reduction& reduction, const CallerStreams& caller,
-                                            const Reduce& reduce) {
-  planner.check_capture(reduction, caller.own);
-  return run(reduction.unit.collective, caller, [&](Run& run) -> std::optional<ReductionPlan> {
-    run.set_phase("unit look-up");
-    const ReductionPlan plan =
-        planner.plan(run, reduction, [&](const std::vector<uint8_t>& flags) { return set_on_all_ranks(run, flags); });
-    run.set_phase("intra reduce-scatter");
-    check_same_within_node(plan);
-    reduce(run, plan);
-    planner.finish(plan);
-    return plan;
-  });
-}
-
-void Communicator::Parts::check_same_within_node(const ReductionPlan& plan) {
-  if (!device->is_host() || tiers.ranks_per_node() == 1) {
-    return;
-  }
-  const std::string others = tiers.intra().ranks_of_other_label(plan.hash);
-  ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", plan.key->name, "\": ", others,
-                " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
-}
-
-std::vector<uint8_t> Communicator::Parts::set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags) {
-  const auto num_flags = static_cast<int64_t>(flags.size());
-  const Buffer own = run.take(num_flags, DataType::kByte);
-  const Buffer gathered = run.take(tiers.world_size() * num_flags, DataType::kByte);
-  device->write({flags.data(), num_flags, DataType::kByte}, own);
-  path->all_gather(run, own, gathered);
-  std::vector<uint8_t> all(static_cast<size_t>(gathered.num_elements));
-  device->read(gathered, {all.data(), gathered.num_elements, DataType::kByte});
-  std::vector<uint8_t> on_all(flags.size(), 1);
-  for (size_t i = 0; i < all.size(); ++i) {
-    on_all[i % flags.size()] &= all[i];
-  }
-  return on_all;
-}
-
-WeightGatherPtr Communicator::Parts::begin_gather(ConstBuffer shard, Buffer gathered, const UnitKey& unit,
-                                                  Stream stream) {
-  throw_if_faulted();
-  const auto gather = std::make_shared<GatherUnderWay>(shard, gathered, unit);
-  guard(Collective::kAllGather, [&] {
-    start(gather->run, Collective::kAllGather, {stream, {}});
-    count(*gather->run, [&] { weights.begin(gather); });
-    if (gather->headers_on_host == nullptr) {
-      gather->done = gather->begun = end(*gather->run, nullptr, &unit);
-      gather->run.reset();
-    } else {
-      gather->begun = gather->run->end();
-    }
-  });
-  return gather;
-}
-
-EventPtr Communicator::Parts::finish(GatherUnderWay& gather) {
-  throw_if_faulted();
-  guard(Collective::kAllGather, [&] {
-    count(*gather.run, [&] { weights.finish(gather); });
-    gather.done = end(*gather.run, nullptr, &gather.unit);
-    gather.run.reset();
-  });
-  return gather.done;
-}
-
-void Communicator::Parts::throw_if_aborted() {
-  const std::lock_guard lock(mutex);
-  ISTHMUS_CHECK(TransportError, failure.empty(), "the communicator of rank ", tiers.rank(), " is aborted: ", failure);
-}
-
-void Communicator::Parts::throw_if_faulted() {
-  throw_if_aborted();
-  const char* failed_phase = "exchange";
-  try {
-    const std::exception_ptr fault = fault_of(*device);
-    if (fault == nullptr) {
-      tiers.throw_if_failed();
-    } else {
-      wait_for_failing_tiers();
-      failed_phase = "decode";
-      std::rethrow_exception(fault);
-    }
-  } catch (const std::exception& error) {
-    phase = failed_phase;
-    if (!fail(error.what())) {
-      throw_if_aborted();  // the tiers failed since another thread had aborted them: throw its reason
-    }
-    throw;
-  }
-}
-
-void Communicator::Parts::wait_for_failing_tiers() {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kPause(20);
-  for (const auto deadline = Clock::now() + tiers.failure_delay();; std::this_thread::sleep_for(kPause)) {
-    throw_if_aborted();
-    tiers.throw_if_failed();
-    if (Clock::now() >= deadline) {
-      return;
-    }
-  }
-}
-
-bool Communicator::Parts::fail(const std::string& reason) {
-  bool is_first = false;
-  {
-    const std::lock_guard lock(mutex);
-    is_first = failure.empty();
-    if (is_first) {
-      failure = reason;
-    }
-  }
-  tiers.abort();
-  return is_first;
-}
-
-MemoryUse Communicator::Parts::memory() const {
-  return {planner.units().size(), planner.units().residual_bytes(), weights.replica_bytes(),
-          reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0),
-          planner.units().num_dropped()};
-}
-
 Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, std::shared_ptr<Device> device)
     : parts_(std::make_unique<Parts>(std::move(map), rank, std::move(tiers), std::move(options), std::move(device))) {}
 
@@ -314,7 +282,13 @@ Communicator::~Communicator() = default;
 
 EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream,
                                       std::optional<Stream> input_stream) {
-  check_reduce_scatter(parts_->tiers.world_size(), gradient, shard, reduction.unit);
+  const int num_ranks = parts_->tiers.world_size();
+  ISTHMUS_CHECK(Error, gradient.dtype != DataType::kByte && gradient.dtype == shard.dtype, "reduce_scatter of ",
+                to_string(gradient.dtype), " into ", to_string(shard.dtype), ": expected one floating type");
+  ISTHMUS_CHECK(Error, gradient.num_elements == shard.num_elements * num_ranks, "reduce_scatter of ",
+                gradient.num_elements, " elements over ", num_ranks, " ranks into ", shard.num_elements, ": expected ",
+                num_ranks, " chunks of the shard's size");
+  check_unit(reduction.unit, Collective::kReduceScatter, gradient);
   return parts_->run_reduction(reduction, {stream, input_stream}, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
       parts_->path->reduce_scatter(run, plan, gradient, shard);
@@ -323,7 +297,9 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
 }
 
 EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Stream stream) {
-  check_all_reduce(data, reduction.unit);
+  ISTHMUS_CHECK(Error, data.dtype != DataType::kByte, "all_reduce of ", to_string(data.dtype),
+                ": expected a floating type");
+  check_unit(reduction.unit, Collective::kAllReduce, data);
   return parts_->run_reduction(reduction, {stream, {}}, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
       parts_->path->all_reduce(run, plan, data);
@@ -333,11 +309,10 @@ EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Strea
 
 EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream stream) {
   check_all_gather(parts_->tiers.world_size(), shard, gathered);
-  return parts_->run(Collective::kAllGather, {stream, {}}, [&](Run& run) -> std::optional<ReductionPlan> {
+  return parts_->run(Collective::kAllGather, {stream, {}}, [&](Run& run) {
     if (shard.num_elements > 0) {
       parts_->path->all_gather(run, shard, gathered);
     }
-    return std::nullopt;
   });
 }
 

@@ -131,7 +131,18 @@ struct CudaDevice::Implementation {
   Implementation(int device_ordinal, bool times_events);
 
   void check(cudaError_t result, const char* call) const { check_cuda(result, call, ordinal); }
-  void wait_for_all() const { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  // Copies after all work of the device, and waits: from pageable memory cudaMemcpy returns before the last bytes have
+  // arrived.
+  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) const {
+    const CurrentDevice current(ordinal);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check(cudaMemcpy(to, from, static_cast<size_t>(bytes), kind), "cudaMemcpy");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, Stream stream) const {
+    const CurrentDevice current(ordinal);
+    check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, cuda_stream(stream)), "cudaMemcpyAsync");
+  }
 
   const int ordinal;
   const std::shared_ptr<CudaEventPool> events;
@@ -139,7 +150,7 @@ struct CudaDevice::Implementation {
   std::vector<std::shared_ptr<void>> on_host;  // before device_words, whose end waits for all work
   SquaredErrors squared_errors{ordinal};
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
-  std::array<std::unique_ptr<LaneStream>, kNumLanes> lanes;
+  std::array<std::shared_ptr<OwnedStream>, kNumLanes> lanes;
   const OwnedStream counts_stream{ordinal, 0};
   const CudaEvent order_event{std::make_shared<CudaEventPool>(ordinal, cudaEventDisableTiming)};
   CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->faults};
@@ -151,7 +162,7 @@ CudaDevice::Implementation::Implementation(int device_ordinal, bool times_events
     : ordinal(device_ordinal),
       events(std::make_shared<CudaEventPool>(ordinal, times_events ? cudaEventDefault : cudaEventDisableTiming)) {
   for (int lane = 0; lane < kNumLanes; ++lane) {
-    lanes[lane] = std::make_unique<LaneStream>(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
+    lanes[lane] = lend_lane_stream(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
   }
   const CurrentDevice current(ordinal);
   const DeviceWords initial;
@@ -169,19 +180,12 @@ DeviceMemory CudaDevice::allocate(int64_t bytes) { return allocate_device(ordina
 
 void CudaDevice::read(ConstBuffer from, Buffer to_host) {
   check_equal_length("read", from, to_host);
-  const CurrentDevice current(ordinal());
-  implementation_->wait_for_all();
-  implementation_->check(cudaMemcpy(to_host.data, from.data, static_cast<size_t>(from.bytes()), cudaMemcpyDeviceToHost),
-                         "cudaMemcpy");
+  implementation_->copy(to_host.data, from.data, from.bytes(), cudaMemcpyDeviceToHost);
 }
 
 void CudaDevice::write(ConstBuffer from_host, Buffer to) {
   check_equal_length("write", from_host, to);
-  const CurrentDevice current(ordinal());
-  implementation_->wait_for_all();
-  implementation_->check(cudaMemcpy(to.data, from_host.data, static_cast<size_t>(to.bytes()), cudaMemcpyHostToDevice),
-                         "cudaMemcpy");
-  implementation_->wait_for_all();  // from pageable memory it returns before the last bytes have arrived
+  implementation_->copy(to.data, from_host.data, to.bytes(), cudaMemcpyHostToDevice);
 }
 
 Stream CudaDevice::lane(Lane lane) { return {implementation_->lanes[static_cast<size_t>(lane)]->get()}; }
@@ -192,10 +196,7 @@ void* CudaDevice::allocate_on_host(int64_t bytes) {
 
 void CudaDevice::copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) {
   check_equal_length("copy_to_host", from, to_host);
-  const CurrentDevice current(ordinal());
-  implementation_->check(cudaMemcpyAsync(to_host.data, from.data, static_cast<size_t>(from.bytes()),
-                                         cudaMemcpyDeviceToHost, cuda_stream(stream)),
-                         "cudaMemcpyAsync");
+  implementation_->copy(to_host.data, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream);
 }
 
 // One event serves all calls, because a wait refers to what was recorded when the wait was enqueued.
@@ -270,11 +271,7 @@ void CudaDevice::convert(ConstBuffer in, Buffer out, Stream stream) {
     return;
   }
   if (in.dtype == out.dtype) {
-    const CurrentDevice current(ordinal());
-    implementation_->check(cudaMemcpyAsync(out.data, in.data, static_cast<size_t>(in.bytes()), cudaMemcpyDeviceToDevice,
-                                           cuda_stream(stream)),
-                           "cudaMemcpyAsync");
-    return;
+    return implementation_->copy(out.data, in.data, in.bytes(), cudaMemcpyDeviceToDevice, stream);
   }
   check_floating(in.dtype);
   check_floating(out.dtype);

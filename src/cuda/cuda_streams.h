@@ -33,46 +33,29 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Streams of lanes are never destroyed; the next device reuses them. torch's allocator, once told of a stream
-// (record_stream), records events on it when memory is freed, however late.
-struct LanePool {
-  std::mutex mutex;
-  std::map<std::pair<int, int>, std::vector<std::unique_ptr<OwnedStream>>> unused;  // by ordinal and priority
-};
-
-inline LanePool& lane_pool() {
-  static auto* const pool = new LanePool;
-  return *pool;
-}
-
-// Holds a stream of the pool while it lives.
-class LaneStream {
- public:
-  LaneStream(int ordinal, int priority) : kind_(ordinal, priority) {
-    {
-      const std::lock_guard lock(lane_pool().mutex);
-      auto& unused = lane_pool().unused[kind_];
-      if (!unused.empty()) {
-        stream_ = std::move(unused.back());
-        unused.pop_back();
-        return;
-      }
+// Lends a stream of this priority to a lane. It is never destroyed; a later lane reuses it. torch's allocator, once
+// told of a stream (record_stream), records events on it when memory is freed, however late.
+inline std::shared_ptr<OwnedStream> lend_lane_stream(int ordinal, int priority) {
+  struct Pool {
+    std::mutex mutex;
+    std::map<std::pair<int, int>, std::vector<OwnedStream*>> unused;  // by ordinal and priority
+  };
+  static auto* const pool = new Pool;
+  const auto give_back = [kind = std::pair(ordinal, priority)](OwnedStream* stream) {
+    const std::lock_guard lock(pool->mutex);
+    pool->unused[kind].push_back(stream);
+  };
+  {
+    const std::lock_guard lock(pool->mutex);
+    std::vector<OwnedStream*>& unused = pool->unused[{ordinal, priority}];
+    if (!unused.empty()) {
+      OwnedStream* const stream = unused.back();
+      unused.pop_back();
+      return {stream, give_back};
     }
-    stream_ = std::make_unique<OwnedStream>(ordinal, priority);
   }
-  ~LaneStream() {
-    const std::lock_guard lock(lane_pool().mutex);
-    lane_pool().unused[kind_].push_back(std::move(stream_));
-  }
-  LaneStream(const LaneStream&) = delete;
-  LaneStream& operator=(const LaneStream&) = delete;
-
-  cudaStream_t get() const { return stream_->get(); }
-
- private:
-  std::pair<int, int> kind_;
-  std::unique_ptr<OwnedStream> stream_;
-};
+  return {new OwnedStream(ordinal, priority), give_back};
+}
 
 // The events of one device, for any thread.
 class CudaEventPool {

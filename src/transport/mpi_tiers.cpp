@@ -10,19 +10,11 @@ namespace isthmus {
 
 namespace {
 
-const char* thread_level_name(int level) {
-  switch (level) {
-    case MPI_THREAD_SINGLE:
-      return "MPI_THREAD_SINGLE";
-    case MPI_THREAD_FUNNELED:
-      return "MPI_THREAD_FUNNELED";
-    case MPI_THREAD_SERIALIZED:
-      return "MPI_THREAD_SERIALIZED";
-    case MPI_THREAD_MULTIPLE:
-      return "MPI_THREAD_MULTIPLE";
-    default:
-      return "an unknown level";
-  }
+const char* name_of_lower_level(int level) {
+  return level == MPI_THREAD_SINGLE       ? "MPI_THREAD_SINGLE"
+         : level == MPI_THREAD_FUNNELED   ? "MPI_THREAD_FUNNELED"
+         : level == MPI_THREAD_SERIALIZED ? "MPI_THREAD_SERIALIZED"
+                                          : "an unknown level";
 }
 
 }  // namespace
@@ -41,7 +33,7 @@ void require_mpi() {
                 "MPI_Finalize");
   int level = MPI_THREAD_SINGLE;
   MPI_Query_thread(&level);
-  ISTHMUS_CHECK(Error, level >= MPI_THREAD_MULTIPLE, "MPI runs at level ", thread_level_name(level),
+  ISTHMUS_CHECK(Error, level >= MPI_THREAD_MULTIPLE, "MPI runs at level ", name_of_lower_level(level),
                 ", but Isthmus needs MPI_THREAD_MULTIPLE: ask for it in MPI_Init_thread");
 }
 

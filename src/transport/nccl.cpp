@@ -74,14 +74,15 @@ struct NcclTransport::Creation {
   std::string error;
   ncclComm_t comm = nullptr;
 
-  void run(int rank, int size, int ordinal, int max_ctas, const std::function<ncclUniqueId()>& id) {
+  void run(const NcclTierPlace& place, const std::function<ncclUniqueId()>& id) {
     std::string failure;
     ncclComm_t made = nullptr;
     try {
-      const CurrentDevice current(ordinal);
+      const CurrentDevice current(place.ordinal);
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-      config.maxCTAs = max_ctas;
-      const ncclResult_t result = ncclCommInitRankConfig(&made, size, id(), rank, &config);
+      config.maxCTAs = place.max_ctas;
+      const auto size = static_cast<int>(place.global_ranks.size());
+      const ncclResult_t result = ncclCommInitRankConfig(&made, size, id(), place.rank, &config);
       failure = result == ncclSuccess ? "" : failure_text("ncclCommInitRankConfig", result);
     } catch (const std::exception& error_of_id) {
       failure = error_of_id.what();
@@ -110,9 +111,7 @@ void NcclTransport::connect() {
     return;
   }
   const auto creation = std::make_shared<Creation>();
-  std::thread([creation, rank = rank(), size = size(), ordinal = place_.ordinal, max_ctas = place_.max_ctas, id = id_] {
-    creation->run(rank, size, ordinal, max_ctas, id);
-  }).detach();
+  std::thread([creation, place = place_, id = id_] { creation->run(place, id); }).detach();
   try {
     comm_ = wait_for(creation);
   } catch (const TransportError&) {
@@ -243,20 +242,9 @@ HandlePtr NcclTransport::all_to_all(ConstBuffer in, Buffer out, Stream stream) {
                 who_, ": all-to-all of ", in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements,
                 " x ", to_string(out.dtype), " over ", size(), " ranks");
   const int64_t part_elements = in.num_elements / size();
-  const auto count = static_cast<size_t>(part_elements);
-  HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {
-    start_group();
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) {
-        continue;
-      }
-      check(ncclSend(in.part(peer, part_elements).data, count, nccl_type(in.dtype), peer, comm_, on), "ncclSend");
-      check(ncclRecv(out.part(peer, part_elements).data, count, nccl_type(in.dtype), peer, comm_, on), "ncclRecv");
-    }
-    finish_group();
-  });
-  count_sent([&](int peer) { return in.part(peer, part_elements).bytes(); });
-  return handle;
+  return exchange(
+      stream, [&](int peer) { return in.part(peer, part_elements); },
+      [&](int peer) { return out.part(peer, part_elements); });
 }
 
 HandlePtr NcclTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
@@ -274,35 +262,38 @@ HandlePtr NcclTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
 HandlePtr NcclTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) {
   ISTHMUS_CHECK(Error, static_cast<int>(out.size()) == size(), who_, ": uneven all-gather into ", out.size(),
                 " buffers over ", size(), " ranks");
-  HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {
-    start_group();
-    for (int peer = 0; peer < size(); ++peer) {
-      const Buffer& arriving = out[static_cast<size_t>(peer)];
-      if (peer != rank() && in.num_elements > 0) {
-        check(ncclSend(in.data, static_cast<size_t>(in.num_elements), ncclUint8, peer, comm_, on), "ncclSend");
-      }
-      if (peer != rank() && arriving.num_elements > 0) {
-        check(ncclRecv(arriving.data, static_cast<size_t>(arriving.num_elements), ncclUint8, peer, comm_, on),
-              "ncclRecv");
-      }
-    }
-    finish_group();
-  });
-  count_sent([&](int /*peer*/) { return in.bytes(); });
-  return handle;
+  return exchange(
+      stream, [&](int /*peer*/) { return in; }, [&](int peer) { return out[static_cast<size_t>(peer)]; });
 }
 
 HandlePtr NcclTransport::pass_on(ConstBuffer in, Buffer out, Stream stream) {
   ISTHMUS_CHECK(Error, in.num_elements == out.num_elements && in.dtype == out.dtype, who_, ": pass-on of ",
                 in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements, " x ", to_string(out.dtype));
-  const auto count = static_cast<size_t>(in.num_elements);
+  return exchange(
+      stream, [&](int peer) { return peer == neighbour(1) ? in : ConstBuffer{}; },
+      [&](int peer) { return peer == neighbour(-1) ? out : Buffer{}; });
+}
+
+template <typename PartTo, typename PartFrom>
+HandlePtr NcclTransport::exchange(Stream stream, const PartTo& part_to, const PartFrom& part_from) {
   HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {
     start_group();
-    check(ncclSend(in.data, count, nccl_type(in.dtype), neighbour(1), comm_, on), "ncclSend");
-    check(ncclRecv(out.data, count, nccl_type(in.dtype), neighbour(-1), comm_, on), "ncclRecv");
+    for (int peer = 0; peer < size(); ++peer) {
+      const ConstBuffer sent = part_to(peer);
+      const Buffer arriving = part_from(peer);
+      if (peer != rank() && sent.num_elements > 0) {
+        check(ncclSend(sent.data, static_cast<size_t>(sent.num_elements), nccl_type(sent.dtype), peer, comm_, on),
+              "ncclSend");
+      }
+      if (peer != rank() && arriving.num_elements > 0) {
+        check(ncclRecv(arriving.data, static_cast<size_t>(arriving.num_elements), nccl_type(arriving.dtype), peer,
+                       comm_, on),
+              "ncclRecv");
+      }
+    }
     finish_group();
   });
-  count_sent([&](int peer) { return peer == neighbour(1) ? in.bytes() : 0; });
+  count_sent([&](int peer) { return part_to(peer).bytes(); });
   return handle;
 }
 

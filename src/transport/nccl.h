@@ -85,6 +85,9 @@ class NcclTransport final : public Transport {
   void finish_group();
   // NCCL's groups belong to the thread: while one is open, the thread's other tiers wait for its end.
   void close_groups();
+  // Sends part_to(peer) to each other rank, and receives part_from(peer); either may be empty.
+  template <typename PartTo, typename PartFrom>
+  HandlePtr exchange(Stream stream, const PartTo& part_to, const PartFrom& part_from);
   // Counts what goes to each other rank: bytes_to(peer) bytes.
   template <typename BytesTo>
   void count_sent(const BytesTo& bytes_to);
@@ -108,19 +111,9 @@ class NcclTransport final : public Transport {
   Traffic traffic_;
 };
 
-// The tiers of nccl_tiers(), each of which connects when it is first used, by itself.
-struct NcclTiers {
-  std::shared_ptr<NcclTransport> intra;
-  std::shared_ptr<NcclTransport> inter;
-  std::shared_ptr<NcclTransport> gather_intra;
-  std::shared_ptr<NcclTransport> gather_inter;
-  std::shared_ptr<NcclTransport> flat;
-
-  Tiers as_tiers() const;
-  std::vector<std::shared_ptr<NcclTransport>> all() const;  // those that there are, in the order above
-};
-// global_ranks: by rank of the map, for errors. timeout: for each tier to connect. with_flat: also a tier of all ranks.
-NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
-                               const NcclIdOf& id_of, std::chrono::milliseconds timeout, bool with_flat = false);
+// The tiers of nccl_tiers(), NcclTransports each of which connects when it is first used, by itself. global_ranks: by
+// rank of the map, for errors. timeout: for each tier to connect. with_flat: also a tier of all ranks.
+Tiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
+                           const NcclIdOf& id_of, std::chrono::milliseconds timeout, bool with_flat = false);
 
 }  // namespace isthmus

@@ -21,24 +21,8 @@ ncclUniqueId draw_nccl_id() {
   return id;
 }
 
-std::vector<std::shared_ptr<NcclTransport>> NcclTiers::all() const {
-  std::vector<std::shared_ptr<NcclTransport>> all{intra, inter, gather_intra, gather_inter, flat};
-  std::erase(all, nullptr);
-  return all;
-}
-
-Tiers NcclTiers::as_tiers() const {
-  Tiers tiers;
-  tiers.intra = intra;
-  tiers.inter = inter;
-  tiers.gather_intra = gather_intra;
-  tiers.gather_inter = gather_inter;
-  tiers.flat = flat;
-  return tiers;
-}
-
-NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
-                               const NcclIdOf& id_of, std::chrono::milliseconds timeout, bool with_flat) {
+Tiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
+                           const NcclIdOf& id_of, std::chrono::milliseconds timeout, bool with_flat) {
   const auto tier = [&](const char* name, const std::vector<int>& ranks, int max_ctas, int number) {
     NcclTierPlace place;
     place.name = name;
@@ -58,9 +42,9 @@ NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<i
   const std::vector<int> rail_ranks = map.rail_ranks(rail);
   return {.intra = tier("intra", node_ranks, kIntraMaxCtas, node),
           .inter = tier("inter", rail_ranks, kInterMaxCtas, rail),
+          .flat = with_flat ? tier("flat", map.all_ranks(), kInterMaxCtas, 0) : nullptr,
           .gather_intra = tier("gather-intra", node_ranks, kIntraMaxCtas, node),
-          .gather_inter = tier("gather-inter", rail_ranks, kInterMaxCtas, rail),
-          .flat = with_flat ? tier("flat", map.all_ranks(), kInterMaxCtas, 0) : nullptr};
+          .gather_inter = tier("gather-inter", rail_ranks, kInterMaxCtas, rail)};
 }
 
 // Rank 0 draws the ids of all tiers, in an order that is the same on all ranks.
@@ -84,11 +68,11 @@ Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast&
   const auto id_of = [keys, ids](const std::string& key, bool /*draws*/) {
     return ids[static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin())];
   };
-  const NcclTiers tiers = nccl_tiers_when_used(rank, map, map.all_ranks(), ordinal, id_of, timeout);
-  for (const std::shared_ptr<NcclTransport>& tier : tiers.all()) {
-    tier->connect();
+  const Tiers tiers = nccl_tiers_when_used(rank, map, map.all_ranks(), ordinal, id_of, timeout);
+  for (const auto& tier : tiers.all()) {
+    static_cast<NcclTransport&>(*tier).connect();
   }
-  return tiers.as_tiers();
+  return tiers;
 }
 
 }  // namespace isthmus

@@ -1,7 +1,5 @@
 """Makes the call that a row describes, on whichever group it is given, and returns every tensor that it wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One row of the table on one group: its tensors, and how the call is waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -129,7 +127,6 @@ class Case:
 
     @property
     def scale(self) -> float:
-        """What a sum is multiplied by."""
         return {"sum": 1.0, "avg": 1.0 / self.size}.get(self.row.op, FACTOR)
 
     def label(self) -> AbstractContextManager[Any]:
@@ -143,7 +140,6 @@ class Case:
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The shape of one rank's part."""
         shape = SHAPES[self.row.layout]
         return shape or (1,) if self.plain else shape
 
@@ -184,7 +180,6 @@ class Case:
         return tensor if arrange is None or self.plain else arrange(tensor)
 
     def issue(self, call: Callable[..., Any]) -> None:
-        """Make the call and wait for it in the way that the row says."""
         if self.mode == "sync":
             call(async_op=False)
             return

@@ -1,7 +1,5 @@
 """The groups that rows run on: each shape once on Isthmus and once, with the same members, on Gloo."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -64,7 +62,6 @@ class Groups:
         self._made: dict[tuple[str, str], dist.ProcessGroup | None] = {}
 
     def gloo(self, shape: str) -> dist.ProcessGroup | None:
-        """Return Gloo's group of this shape; None where this rank is no member."""
         return self._cached(shape, "gloo", lambda: self._enumerated(MEMBERS[shape], backend="gloo"))
 
     def isthmus(self, shape: str, codec: str, min_elements: int = MIN_ELEMENTS) -> dist.ProcessGroup | None:

@@ -53,12 +53,10 @@ def _keys(row: Row) -> Iterable[str]:
 
 
 def all_results() -> dict[str, dict[str, Any]]:
-    """Return what runs in this checkout found, by torch version."""
     return {path.stem.removeprefix("torch-"): json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def tables(results: Mapping[str, dict[str, Any]]) -> str:
-    """Return the part of the document that is made here."""
     parts = [_totals(results)]
     dtypes = [*TAKEN_DTYPES, *OTHER_DTYPES]
     plain, _ = LABELS

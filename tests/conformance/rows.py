@@ -4,8 +4,6 @@ A row is one collective with one value on each axis. Not every combination is tr
 collective's plainest one on at most two axes, so every *pair* of values of two axes meets in some row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, product

@@ -1,7 +1,5 @@
 """What takes several calls: objects, tensors that know their layout, gradients through collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import product

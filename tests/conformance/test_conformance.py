@@ -1,7 +1,5 @@
 """Every collective gives what Gloo gives: the whole table, and the page that counts it."""
 
-from __future__ import annotations
-
 import matrix
 import pytest
 import world

@@ -1,7 +1,5 @@
 """Runs rows on both backends and says how the results compare."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any

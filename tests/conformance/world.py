@@ -1,7 +1,5 @@
 """Runs the whole table: several worlds of rank processes side by side, for a row mostly waits."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Sequence
@@ -29,8 +27,6 @@ ranks.preload("torch._dynamo", "torch.distributed.checkpoint", "torch.distribute
 
 @dataclass(frozen=True)
 class Results:
-    """The verdict on each row, over all ranks."""
-
     verdicts: dict[Row, str]
     two_tier_calls: dict[str, int]  # by kind of collective, on rank 0 of each world
 

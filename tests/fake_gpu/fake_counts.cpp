@@ -1,5 +1,3 @@
-#include "fake_counts.h"
-
 #include <time.h>
 
 #include <algorithm>
@@ -15,7 +13,7 @@ namespace isthmus::fake_gpu {
 namespace {
 
 constexpr auto kNumCounts = static_cast<size_t>(Count::kNumCounts);
-constexpr std::array<const char*, kNumCounts> kNames = {"synchronizations", "allocations", "streams", "nccl_launches"};
+constexpr std::array<const char*, kNumCounts> kNames = {"synchronizations", "allocations", "nccl_launches"};
 
 struct Launches {
   int64_t number = 0;
@@ -100,7 +98,7 @@ DeviceWork::~DeviceWork() {
 
 }  // namespace isthmus::fake_gpu
 
-// What was counted since the last call, as JSON: synchronizations, allocations, streams and communicators made,
+// What was counted since the last call, as JSON: synchronizations, allocations, communicators made,
 // launches of NCCL; other launches by name, with bytes read and written where they are known; device_ns, of the calling
 // thread. Writes `size` bytes at most, with a zero at the end; returns how many the whole text takes. A text that did
 // not fit is lost.

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <mutex>
-#include <string>
 #include <unordered_map>
 
 #include "fake_runtime.h"

@@ -7,19 +7,16 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <typeinfo>
-#include <vector>
 
-#include "fake_counts.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 #include "kernels/cuda/run.h"
 #include "kernels/elementwise/sequence.h"
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
 #include "kernels/tagc/sequence.h"
 #include "kernels/weights/sequence.h"
+#include "tests/cpp/support/job_uses.h"
 #include "tests/cpp/support/one_thread.h"
 
 namespace isthmus::fake_gpu {
@@ -42,49 +39,6 @@ const std::string& name_of_pass() {
   return name;
 }
 
-// What others than the job itself use of its memory.
-template <typename Job>
-void trace_job(const Job& job, void* stream) {
-  const auto on = static_cast<cudaStream_t>(stream);
-  if constexpr (std::is_base_of_v<kernels::EncodeJobBase, Job>) {
-    std::vector<test::MemoryUse> uses;
-    for (int64_t i = 0; i < job.num_pieces; ++i) {
-      Job of_piece = job;
-      of_piece.go_to(i);
-      uses.push_back(test::reads(of_piece.piece));
-      uses.push_back(test::writes(of_piece.residual, of_piece.residual == nullptr ? 0 : 4 * job.piece.num_elements));
-      uses.push_back(test::writes(of_piece.packet, job.packet_bytes));
-      if constexpr (std::is_same_v<kernels::TagcFlatEncodeJob, Job>) {
-        uses.push_back(test::writes(of_piece.wire_index, 8 * job.index_bits * job.shape.index_words()));
-        uses.push_back(test::writes(of_piece.cells, job.shape.sketch_bytes()));
-      }
-    }
-    trace_work("encode", on, uses);
-  } else if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
-    std::vector<test::MemoryUse> uses = {test::reads(job.own.data, job.own.data == nullptr ? 0 : job.own.bytes()),
-                                         test::writes(job.sum), test::writes(job.out)};
-    for (int64_t i = 0; i < job.num_packets; ++i) {
-      uses.push_back(test::reads(job.packets + job.place_of(i) * job.packet_bytes, job.packet_bytes));
-    }
-    trace_work("decode", on, uses);
-  } else if constexpr (std::is_same_v<kernels::TagcFlatMergeJob, Job>) {
-    trace_work("merge", on, {test::reads(job.arrived, 8 * job.num_words), test::writes(job.index, 8 * job.num_words)});
-  } else if constexpr (std::is_same_v<kernels::TagcFlatDecodeJob, Job>) {
-    trace_work("decode", on,
-               {test::reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()),
-                test::writes(job.cells, job.shape.sketch_bytes()), test::writes(job.out, 4 * job.shape.num_elements)});
-  } else if constexpr (std::is_same_v<Job, kernels::WeightEncodeJob>) {
-    trace_work("encode weights", on,
-               {test::reads(job.before), test::reads(job.shard), test::reads(job.replica),
-                test::writes(job.sent, kernels::kWeightHeaderBytes + job.most_bytes), test::writes(job.state, 1)});
-  } else if constexpr (std::is_same_v<Job, kernels::WeightDecodeJob>) {
-    trace_work("decode weights", on,
-               {test::reads(job.headers, job.num_nodes * kernels::kWeightHeaderBytes),
-                test::reads(job.packets, job.num_nodes * job.row_bytes), test::reads(job.shard),
-                test::writes(job.replica), test::writes(job.state, 1)});
-  }
-}
-
 class Executor : public test::OneThreadExecutor {
  public:
   explicit Executor(void* stream) { check_stream(static_cast<cudaStream_t>(stream), "launch"); }
@@ -97,7 +51,7 @@ class Executor : public test::OneThreadExecutor {
   }
 
   template <typename Pass>
-  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes = kernels::most_shared_bytes<Pass>()) {
     const DeviceWork work;
     if constexpr (requires { pass.moved(); }) {
       const kernels::Moved moved = pass.moved();
@@ -116,12 +70,11 @@ class Executor : public test::OneThreadExecutor {
 namespace isthmus::kernels {
 
 using fake_gpu::Executor;
-using fake_gpu::trace_job;
 
 template <typename Job>
 void cuda_run(const Job& job, void* stream) {
   Executor executor(stream);
-  trace_job(job, stream);
+  fake_gpu::trace_work(test::name_of<Job>(), static_cast<cudaStream_t>(stream), test::uses_of(job));
   if (fake_gpu::residents_of(static_cast<cudaStream_t>(stream)).empty()) {
     fake::run_passes(executor, job);
   }

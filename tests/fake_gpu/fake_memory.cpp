@@ -1,5 +1,4 @@
 // Memory of a GPU that is not there: the host's. A copy is done when the call returns.
-#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -7,9 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "fake_counts.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 
 namespace isthmus::fake_gpu {
 namespace {

@@ -14,9 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "fake_counts.h"
 #include "fake_operations.h"
-#include "fake_reductions.h"
 #include "fake_runtime.h"
 
 namespace isthmus::fake_gpu {

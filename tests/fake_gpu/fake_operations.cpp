@@ -1,17 +1,13 @@
 #include "fake_operations.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <thread>
 
-#include "fake_counts.h"
-#include "fake_reductions.h"
 #include "fake_runtime.h"
-#include "fake_trace.h"
 
 namespace isthmus::fake_gpu {
 namespace {

@@ -1,8 +1,7 @@
-#include "fake_reductions.h"
-
 #include <algorithm>
 #include <type_traits>
 
+#include "fake_operations.h"
 #include "fake_runtime.h"
 #include "kernels/block/float_types.h"
 

@@ -1,5 +1,3 @@
-#include "fake_trace.h"
-
 #include <cstdio>
 #include <functional>
 #include <mutex>
@@ -28,7 +26,7 @@ size_t this_thread() { return std::hash<std::thread::id>()(std::this_thread::get
 void trace_work(const std::string& name, cudaStream_t stream, const std::vector<test::MemoryUse>& uses) {
   std::string text;
   for (const test::MemoryUse& use : uses) {
-    if (!use.empty()) {
+    if (!use.empty() && use.kind != test::MemoryUse::Kind::kAdd) {  // additions may meet each other
       text += (text.empty() ? "[" : ", [") + std::to_string(use.begin) + ", " + std::to_string(use.end) + ", " +
               (use.kind == test::MemoryUse::Kind::kRead ? "false]" : "true]");
     }

@@ -1,7 +1,5 @@
 """Runs rows of the fault table on ranks that have the interposer loaded, and says what their ends lack."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -20,9 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from faults import injections
-from faults.injections import Target
-from faults.rows import GRACE_S, ROWS, TIMEOUT_S, WORLD_SIZE, Row
+from faults.rows import GRACE_S, ROWS, TIMEOUT_S, WORLD_SIZE, Row, Target, stop
 from support import ranks
 from support.limits import longest, scaled
 
@@ -38,8 +34,6 @@ INTERPOSER = Path(__file__).parent / "interposer.c"
 
 @dataclass
 class RankOutcome:
-    """How a rank ended."""
-
     rank: int
     exit_code: int | None
     error_type: str = ""
@@ -50,7 +44,6 @@ class RankOutcome:
 
 
 def built_interposer(folder: Path) -> Path:
-    """Return the library of interposer.c, built in `folder`."""
     library = folder / "libinterposer.so"
     command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", INTERPOSER, "-o", library]
     subprocess.run([*command, "-ldl", "-pthread"], check=True)
@@ -72,7 +65,7 @@ def running(rows: list[Row], at_a_time: int = 2) -> Iterator[dict[str, Future[li
 def _run_row(row: Row, folder: Path) -> list[RankOutcome]:
     # The host of the store is one process more. It and a rank that stands still do not end by themselves.
     has_host = not row.rank_0_hosts_the_store
-    stopped = ((WORLD_SIZE,) if has_host else ()) + ((row.faulty_rank,) if row.injection is injections.stop else ())
+    stopped = ((WORLD_SIZE,) if has_host else ()) + ((row.faulty_rank,) if row.injection is stop else ())
     shared = folder / row.name
     shared.write_bytes(bytes(mmap.PAGESIZE))
     env = {**SETTINGS, **row.settings, **({"TORCHELASTIC_USE_AGENT_STORE": "True"} if has_host else {})}
@@ -138,7 +131,6 @@ def _run_rank(rank: int, _: int, name: str, shared: Path) -> tuple[str, str, flo
 
 
 def complaints(row: Row, outcomes: list[RankOutcome]) -> Iterator[str]:
-    """Yield what is not as it should be, in words."""
     for rank in outcomes:
         expected = row.expected if rank.rank != row.faulty_rank else row.faulty_expected
         if expected is not None:

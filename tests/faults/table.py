@@ -3,8 +3,6 @@
 Exit code 1 if a row took longer than its limit, or lacks what its errors have to say.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess
@@ -43,7 +41,6 @@ def shortened(error: str) -> str:
 
 
 def line(row: Row, outcomes: list[RankOutcome]) -> str:
-    """Return a row of the page."""
     survivors = [rank for rank in outcomes if rank.rank != row.faulty_rank]
     failed = sorted((rank for rank in survivors if rank.error), key=lambda rank: rank.seconds_to_error)
     said = shortened(failed[0].error) if failed else "no error: all goes on"
@@ -55,14 +52,12 @@ def line(row: Row, outcomes: list[RankOutcome]) -> str:
 
 
 def begin(row: Row) -> tuple[str, str]:
-    """Return the first two cells of a row of the page."""
     settings = [row.settings.get("ISTHMUS_CODEC", DEFAULT), *filter(None, [row.settings.get("ISTHMUS_WEIGHTS")])]
     name = row.name + (f" (rank {row.faulty_rank})" if row.faulty_rank != 3 else "")
     return name, f"{row.operation.__name__.replace('_', ' ')} ({', '.join(settings)})"
 
 
 def main() -> int:
-    """Run the table."""
     with running(ROWS, at_a_time=1) as futures:
         outcomes = {row.name: futures[row.name].result() for row in ROWS}
     lacking = [f"{row.name}: {complaint}" for row in ROWS for complaint in complaints(row, outcomes[row.name])]

@@ -4,7 +4,7 @@
 #include "isthmus/error.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
-#include "packets.h"
+#include "tests/fuzz/packets.h"
 
 using namespace isthmus;
 using namespace isthmus::fuzz;

@@ -7,7 +7,7 @@
 
 #include "codec/tagc/host.h"
 #include "codec/tagc/settings.h"
-#include "packets.h"
+#include "tests/fuzz/packets.h"
 
 using namespace isthmus;
 using namespace isthmus::fuzz;
@@ -47,15 +47,15 @@ void check_conservation(const std::vector<float>& piece, const std::vector<float
 }
 
 // Changes an element's value in all three cells, as nobody would by chance: only the checksum tells.
-void forge(FuzzedDataProvider& provider, const kernels::TagcShape& shape, PacketContext context, const Bytes& packet) {
+void forge(FuzzedDataProvider& provider, const kernels::TagcShape& shape, PacketContext context, const Packet& packet) {
   if (shape.num_blocks == 0) {
     return;
   }
   TagcScratch scratch;
   const int64_t element = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % shape.num_elements;
   const auto change = provider.ConsumeIntegral<uint32_t>();
-  const auto& rows = scratch.hash(shape, tagc_seed(context))[element / shape.block_elements];
-  uint8_t* sketch = packet.data() + packet.size() - 4 * shape.num_cells();
+  const auto& rows = scratch.hash(shape, context)[element / shape.block_elements];
+  uint8_t* sketch = packet.data() + packet.bytes - 4 * shape.num_cells();
   for (const uint32_t row : rows.row) {
     uint8_t* cell = sketch + 4 * (row * shape.block_elements + element % shape.block_elements);
     uint32_t bits = 0;
@@ -66,10 +66,10 @@ void forge(FuzzedDataProvider& provider, const kernels::TagcShape& shape, Packet
 }
 
 // Whatever the cells held, nothing arrived but where the index says.
-void check_only_marked(const kernels::TagcShape& shape, const Bytes& packet, const std::vector<float>& decoded) {
+void check_only_marked(const kernels::TagcShape& shape, const Packet& packet, const std::vector<float>& decoded) {
   constexpr int64_t kSectionBytes = 64;
   const int64_t index_bytes = (8 * shape.index_words() + kSectionBytes - 1) / kSectionBytes * kSectionBytes;
-  const uint8_t* index = packet.data() + packet.size() - 4 * shape.num_cells() - index_bytes;
+  const uint8_t* index = packet.data() + packet.bytes - 4 * shape.num_cells() - index_bytes;
   for (int64_t i = 0; i < shape.num_elements; ++i) {
     require(decoded[i] == 0 || (index[i / 8] >> i % 8 & 1) != 0, "only marked elements arrive");
   }
@@ -78,41 +78,22 @@ void check_only_marked(const kernels::TagcShape& shape, const Bytes& packet, con
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  constexpr int64_t kMostElements = 9000;
   FuzzedDataProvider provider(data, size);
   Options options;
   TagcLimits limits;
   choose(provider, options, limits);
-  const int64_t num_elements = consume_size(provider, kMostElements);
-  const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
-  const PacketContext context = consume_context(provider, seed);
   const bool forged = provider.ConsumeIntegralInRange<int64_t>(0, 3) == 1;
 
   TagcCodec codec(options, limits);
-  const kernels::TagcShape shape = TagcSettings(options, limits).shape(num_elements);
-  const std::vector<float> piece = make_values(num_elements, seed);
-  const std::vector<float> old_residual = make_values(num_elements, 2 * (seed + 1));  // residuals are finite
-  std::vector<float> residual = old_residual;
-  const Bytes packet(codec.packet_bytes(num_elements));
-  codec.encode(view(piece), view(residual), packet.buffer(), context, {});
-
-  std::vector<float> decoded(num_elements);
-  const auto decode = [&] { codec.decode_sum(packet.buffer(), 1, view(decoded), context, {}); };
-  require(accepts(decode), "what was sent is accepted");
-  check_conservation(piece, old_residual, residual, decoded, shape.block_elements);
-
-  const std::vector<uint8_t> sent = packet.copy();
+  Coded coded(codec, provider);
+  const kernels::TagcShape shape = TagcSettings(options, limits).shape(coded.num_elements);
+  check_conservation(coded.piece, coded.old_residual, coded.residual, coded.decoded, shape.block_elements);
   if (forged) {
-    forge(provider, shape, context, packet);
+    forge(provider, shape, coded.context, coded.packet);
   }
-  damage(provider, packet);
-  std::fill(decoded.begin(), decoded.end(), 0.0F);
-  require(accepts(decode) == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
-
-  reseal(packet);
-  std::fill(decoded.begin(), decoded.end(), 0.0F);
-  if (accepts(decode)) {
-    check_only_marked(shape, packet, decoded);
+  coded.damage_and_reseal(provider);
+  if (coded.is_accepted()) {
+    check_only_marked(shape, coded.packet, coded.decoded);
   }
   return 0;
 }

@@ -1,8 +1,7 @@
 // Index and sketch of flat tagc, which carry no header: whatever arrives, decoding ends and stays inside its memory.
-#include <algorithm>
 
-#include "codec/tagc/flat_executors.h"
-#include "packets.h"
+#include "codec/tagc/flat.h"
+#include "tests/fuzz/packets.h"
 
 using namespace isthmus;
 using namespace isthmus::fuzz;
@@ -14,7 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Options options;
   TagcLimits limits;
   options.tiers = TierMode::kFlat;
-  options.index_bits = provider.ConsumeBool() ? 1 : 4;
   limits.block_elements = provider.PickValueInArray(kBlockElements);
   options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));
   limits.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
@@ -22,14 +20,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
   const PacketContext context = consume_context(provider);
 
-  TagcFlatOnHost codec(options, 15, limits);
+  TagcFlatOnHost codec(options, limits);
   std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));
-  const Bytes index(codec.index_bytes(num_elements));
+  const Packet index(codec.index_bytes(num_elements));
   const int64_t sketch_elements = codec.sketch_elements(num_elements);
-  const Bytes sketch(4 * sketch_elements);
+  const Packet sketch(4 * sketch_elements);
   const Buffer cells{sketch.data(), sketch_elements, DataType::kFloat32};
   const std::vector<float> chunk = make_values(num_elements, seed);
-  codec.encode({1, view(chunk), view(residual), index.buffer(), cells}, context, {});
+  codec.encode({1, buffer_of(chunk), buffer_of(residual), index.buffer(), cells}, context, {});
 
   if (num_elements > 0) {
     FuzzedDataProvider for_index(data, size / 2);
@@ -37,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     damage(provider, sketch);
   }
   std::vector<float> decoded(num_elements);
-  const CodecCounts counts = codec.decode(index.buffer(), cells, view(decoded), context, {});
+  const CodecCounts counts = codec.decode(index.buffer(), cells, buffer_of(decoded), context, {});
   require(counts.estimated_elements >= 0 && counts.estimated_elements <= num_elements, "counts stay in their range");
   return 0;
 }

@@ -17,8 +17,8 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS), str(TESTS / "fuzz")]
 
+import seeds  # noqa: E402
 import torch  # noqa: E402  # not to be counted, and it imports isthmus
-import update_seeds  # noqa: E402
 
 import isthmus  # noqa: E402
 
@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["isthmus.weights"]):
 
 from support.updates import HEAD, RECORD_HEAD, parts_of, sealed, update_of  # noqa: E402
 
-OLD = update_seeds.old_weights()
+OLD = seeds.old_weights()
 BEFORE = {name: tensor.clone() for name, tensor in OLD.items()}
 
 

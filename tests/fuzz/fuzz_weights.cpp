@@ -1,10 +1,9 @@
 // Packets of weights, in all types: what was sent comes out bit for bit, and damage is refused, or decodes in its
 // place.
 #include <algorithm>
-#include <cstring>
 
 #include "codec/weights/weight_packet.h"
-#include "packets.h"
+#include "tests/fuzz/packets.h"
 
 using namespace isthmus;
 using namespace isthmus::fuzz;
@@ -18,27 +17,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const float distance = provider.PickValueInArray({0.0F, 1e-7F, 1e-4F, 1e-2F, 1.0F, 1e30F});
   const bool is_noise = provider.ConsumeBool();
 
-  const Bytes before(num_elements * element_bytes(dtype));
-  const Bytes now(before.size());
+  const Packet before(num_elements * element_bytes(dtype));
+  const Packet now(before.bytes);
   std::vector<float> values = make_values(num_elements, seed);
   if (dtype == DataType::kByte || is_noise) {
-    for (int64_t i = 0; i < before.size(); ++i) {
+    for (int64_t i = 0; i < before.bytes; ++i) {
       before.data()[i] = static_cast<uint8_t>(seed + 31 * i * i);
       now.data()[i] = static_cast<uint8_t>(i % 5 == 0 ? seed + 7 * i : before.data()[i]);
     }
   } else {
-    convert(view(values), {before.data(), num_elements, dtype});
+    convert(buffer_of(values), {before.data(), num_elements, dtype});
     const std::vector<float> directions = make_values(num_elements, seed + 1);
     for (int64_t i = 0; i < num_elements; ++i) {
       values[i] += distance * directions[i] * values[i];
     }
-    convert(view(values), {now.data(), num_elements, dtype});
+    convert(buffer_of(values), {now.data(), num_elements, dtype});
   }
 
   WeightPackets packets;
   const Buffer replica{before.data(), num_elements, dtype};
   const std::vector<uint8_t> old_bytes = before.copy();
-  const Bytes packet(WeightPackets::most_bytes(replica) + WeightPackets::kMarginBytes);
+  const Packet packet(WeightPackets::most_bytes(replica) + WeightPackets::kMarginBytes);
   const int64_t packet_bytes = packets.encode(replica, {now.data(), num_elements, dtype}, packet.buffer());
   require((packet_bytes == 0) == (old_bytes == now.copy()), "only what is equal takes nothing");
   const auto decode = [&](int64_t bytes) {

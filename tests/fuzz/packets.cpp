@@ -1,15 +1,16 @@
-#include "packets.h"
+#include "tests/fuzz/packets.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
-#include "codec/checksum.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus::fuzz {
 namespace {
@@ -45,8 +46,8 @@ int64_t choose_byte(FuzzedDataProvider& provider, uint8_t region, int64_t size) 
   }
 }
 
-void overwrite(const std::vector<uint8_t>& bytes, const Bytes& packet) {
-  std::copy_n(bytes.data(), std::min<size_t>(bytes.size(), packet.size()), packet.data());
+void overwrite(const std::vector<uint8_t>& bytes, const Packet& packet) {
+  std::copy_n(bytes.data(), std::min<size_t>(bytes.size(), packet.bytes), packet.data());
 }
 
 }  // namespace
@@ -78,14 +79,6 @@ std::vector<float> make_values(int64_t num_elements, uint32_t seed) {
   return values;
 }
 
-ConstBuffer view(const std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-
-Buffer view(std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-
 int64_t consume_size(FuzzedDataProvider& provider, int64_t most) {
   constexpr int64_t kFew = 300;
   const bool is_many = provider.ConsumeIntegralInRange<int>(0, 7) == 7;
@@ -98,13 +91,13 @@ PacketContext consume_context(FuzzedDataProvider& provider, uint32_t sender) {
           .sender = static_cast<uint16_t>(sender)};
 }
 
-void damage(FuzzedDataProvider& provider, const Bytes& packet) {
+void damage(FuzzedDataProvider& provider, const Packet& packet) {
   constexpr int64_t kWord = 4;
   uint8_t* bytes = packet.data();
-  const int64_t last_word = packet.size() - kWord;
+  const int64_t last_word = packet.bytes - kWord;
   while (provider.remaining_bytes() > 0) {
     const auto kind = provider.ConsumeIntegral<uint8_t>();
-    const int64_t byte = choose_byte(provider, kind >> 4, packet.size());
+    const int64_t byte = choose_byte(provider, kind >> 4, packet.bytes);
     const int64_t word = std::min(byte / kWord * kWord, last_word);
     switch (kind % 6) {
       case 0:
@@ -116,29 +109,22 @@ void damage(FuzzedDataProvider& provider, const Bytes& packet) {
         break;
       }
       case 2: {
-        const int64_t other = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % packet.size();
+        const int64_t other = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % packet.bytes;
         std::swap_ranges(bytes + word, bytes + word + kWord, bytes + std::min(other / kWord * kWord, last_word));
         break;
       }
       case 3: {
-        const int64_t other = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % packet.size();
+        const int64_t other = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % packet.bytes;
         std::memmove(bytes + word, bytes + std::min(other / kWord * kWord, last_word), kWord);
         break;
       }
       case 4:
-        std::fill_n(bytes + byte, std::min<int64_t>(packet.size() - byte, provider.ConsumeIntegral<uint8_t>()), 0);
+        std::fill_n(bytes + byte, std::min<int64_t>(packet.bytes - byte, provider.ConsumeIntegral<uint8_t>()), 0);
         break;
       default:
         overwrite(provider.ConsumeRemainingBytes<uint8_t>(), packet);
     }
   }
-}
-
-void reseal(const Bytes& packet) {
-  Checksum checksum;
-  checksum.add(packet.data() + sizeof(PacketHeader), packet.size() - static_cast<int64_t>(sizeof(PacketHeader)));
-  const uint64_t value = checksum.value();
-  std::memcpy(packet.data() + offsetof(PacketHeader, checksum), &value, sizeof(value));
 }
 
 bool accepts(const std::function<void()>& decode) {
@@ -148,6 +134,34 @@ bool accepts(const std::function<void()>& decode) {
   } catch (const PacketError&) {
     return false;
   }
+}
+
+Coded::Coded(HostCodec& its_codec, FuzzedDataProvider& provider)
+    : codec(its_codec),
+      num_elements(consume_size(provider, 9000)),
+      seed(provider.ConsumeIntegral<uint16_t>()),
+      context(consume_context(provider, seed)),
+      piece(make_values(num_elements, seed)),
+      old_residual(make_values(codec.keeps_residual() ? num_elements : 0, 2 * (seed + 1))),  // residuals are finite
+      residual(old_residual),
+      packet(new_packet(codec, num_elements)) {
+  encode(codec, piece, residual, packet, context);
+  sent = packet.copy();
+  require(is_accepted(), "what was sent is accepted");
+}
+
+bool Coded::is_accepted() {
+  decoded.assign(static_cast<size_t>(num_elements), 0);
+  return accepts([&] { codec.decode_sum(packet.buffer(), 1, buffer_of(decoded), context, {}); });
+}
+
+void Coded::damage_and_reseal(FuzzedDataProvider& provider) {
+  damage(provider, packet);
+  require(is_accepted() == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
+  Checksum checksum;
+  checksum.add(packet.data() + sizeof(PacketHeader), packet.bytes - static_cast<int64_t>(sizeof(PacketHeader)));
+  const uint64_t value = checksum.value();
+  std::memcpy(packet.data() + offsetof(PacketHeader, checksum), &value, sizeof(value));
 }
 
 }  // namespace isthmus::fuzz

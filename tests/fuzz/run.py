@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import checkpoint_seeds
-import machine_seeds
-import packet_seeds
-import update_seeds
+from seeds import SEEDS
 
 HERE = Path(__file__).parent
 # The limit of a run; the slowest input takes hundredths of that.
 INPUT_TIMEOUT_S = 10
 MOST_PACKET_BYTES = 256
 MOST_TEXT_BYTES = 4096
-PYTHON = {"checkpoint": checkpoint_seeds, "updates": update_seeds}
+PYTHON = ("checkpoint", "updates")
 
 
 @dataclass
@@ -60,8 +57,7 @@ def seeds_of(target: str, directory: Path) -> Path:
     folder = directory / "seeds" / target
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    of_core = machine_seeds if target in machine_seeds.SEEDS else packet_seeds
-    PYTHON.get(target, of_core).write(folder, target)
+    SEEDS[target](folder)
     return folder
 
 
@@ -81,7 +77,7 @@ def run(target: str, directory: Path, seconds: int) -> Run:
     if target in PYTHON:
         program = [sys.executable, str(HERE / f"fuzz_{target}.py")]
         flags += [f"-max_len={MOST_TEXT_BYTES}"]
-    elif target in machine_seeds.SEEDS:
+    elif target == "machines":
         # hwloc leaks where a file is damaged.
         flags += [f"-max_len={MOST_TEXT_BYTES}", f"-dict={HERE / 'machine_files.dict'}", "-detect_leaks=0"]
     else:
@@ -94,7 +90,7 @@ def run(target: str, directory: Path, seconds: int) -> Run:
 
 def main() -> int:
     directory, seconds = Path(sys.argv[1]), int(sys.argv[2])
-    targets = sys.argv[3:] or sorted([*PYTHON, *packet_seeds.SEEDS, *machine_seeds.SEEDS])
+    targets = sys.argv[3:] or sorted(SEEDS)
     left_out = [target for target in targets if target in PYTHON and find_spec("atheris") is None]
     if left_out:
         print(f"skipped, as atheris is not installed: {', '.join(left_out)}")

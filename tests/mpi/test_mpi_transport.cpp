@@ -1,8 +1,10 @@
 // The MPI transport: what every transport has to do (transport_suite.cpp) with cut messages, and faults. Ranks are
 // processes that run the same tests side by side.
 #include <gtest/gtest.h>
+#include <mpi.h>
 
 #include <chrono>
+#include <cstdio>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -12,13 +14,17 @@
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/tier_under_test.h"
 #include "transport/mpi.h"
-#include "world_ranks.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
 using std::chrono::milliseconds;
-using test::world_rank;
+
+int world_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
 
 constexpr int kWorldSize = 4;
 constexpr milliseconds kShortTimeout(200);
@@ -33,7 +39,7 @@ std::shared_ptr<MpiTransport> whole_world(const MpiLimits& limits = {}) {
 std::string exchange_bytes(Transport& transport, int64_t count = kSmall) {
   std::vector<uint8_t> sent(static_cast<size_t>(count * kWorldSize));
   std::vector<uint8_t> received(sent.size());
-  return test::error_of<TransportError>([&] {
+  return error_of<TransportError>([&] {
     transport
         .all_to_all({sent.data(), count * kWorldSize, DataType::kByte},
                     {received.data(), count * kWorldSize, DataType::kByte}, {})
@@ -49,7 +55,7 @@ int count_ranks(bool condition) {
 }
 
 // The first ranks of the world. Messages are cut, as if they were larger than 2^31 bytes: those of 10 float32 are not.
-class MpiTier final : public test::TierUnderTest {
+class MpiTier final : public TierUnderTest {
  public:
   explicit MpiTier(const std::vector<int>& node_of_rank) {
     if (world_rank() < static_cast<int>(node_of_rank.size())) {
@@ -111,7 +117,7 @@ TEST(MpiTransport, ARankThatCallsSomethingElseIsNamed) {
   std::vector<uint8_t> out(in.size());
   const ConstBuffer whole{in.data(), kSmall * kWorldSize, DataType::kByte};
   const Buffer result{out.data(), kSmall * kWorldSize, DataType::kByte};
-  const std::string text = test::error_of<TransportError>([&] {
+  const std::string text = error_of<TransportError>([&] {
     if (world_rank() == 2) {
       transport->all_gather(whole.part(0, kSmall), result, {})->wait();
     } else {
@@ -170,7 +176,7 @@ TEST(MpiTransport, AnOperationThatNobodyWaitsForFailsOnEveryRank) {
     transport->all_gather(all.part(2, kSmall), all, {}).reset();
     EXPECT_EQ(exchange_bytes(*transport), "test all-to-all: an operation was given up before its end");
   } else {
-    const std::string text = test::error_of<TransportError>([&] {
+    const std::string text = error_of<TransportError>([&] {
       transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();
       transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();
     });
@@ -206,12 +212,44 @@ TEST(MpiTransport, MapsAndLimitsThatDoNotFitAreNamed) {
   }
 }
 
+// Rank 0 prints which tests run, and every rank its failures. Where a test ends ranks wait for each other.
+class FailuresOfThisRank final : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (result.failed() && world_rank() != 0) {
+      const char* file = result.file_name() == nullptr ? "" : result.file_name();
+      std::fprintf(stderr, "on rank %d: %s:%d: %s\n", world_rank(), file, result.line_number(), result.message());
+    }
+  }
+  void OnTestEnd(const testing::TestInfo& /*test*/) override { MPI_Barrier(MPI_COMM_WORLD); }
+};
+
+// Any rank's failure is one of all.
+int run_in_every_process() {
+  testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+  if (world_rank() != 0) {
+    delete listeners.Release(listeners.default_result_printer());
+  }
+  listeners.Append(new FailuresOfThisRank);  // gtest deletes it
+  int failed = RUN_ALL_TESTS();
+  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  return failed;
+}
+
 }  // namespace
 
-int test::max_ranks() { return kWorldSize; }
+int max_ranks() { return kWorldSize; }
 
-std::unique_ptr<test::TierUnderTest> test::make_tier(const std::vector<int>& node_of_rank) {
+std::unique_ptr<TierUnderTest> make_tier(const std::vector<int>& node_of_rank) {
   return std::make_unique<MpiTier>(node_of_rank);
 }
 
-}  // namespace isthmus
+}  // namespace isthmus::test
+
+int main(int argc, char** argv) {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  testing::InitGoogleTest(&argc, argv);
+  const int failed = isthmus::test::run_in_every_process();
+  MPI_Finalize();
+  return failed;
+}

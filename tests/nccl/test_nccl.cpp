@@ -18,11 +18,8 @@
 #include "tests/cpp/support/typed_data.h"
 #include "transport/nccl.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::kFloatingTypes;
 
 constexpr int kRanks = 4;
 constexpr std::chrono::seconds kTimeout(20);
@@ -52,19 +49,14 @@ struct GpuRank {
   Tiers tiers;
 
   // A copy on the GPU, which stays until the rank's end.
-  Buffer put(const Array& array) {
-    memory.push_back(device->allocate(array.view().bytes()));
-    const Buffer buffer{memory.back().get(), array.view().num_elements, array.view().dtype};
-    device->write(array.view(), buffer);
-    return buffer;
-  }
+  Buffer put(const Array& array) { return arrays.emplace_back(*device, array.view()).buffer(); }
   std::vector<double> get(ConstBuffer buffer) const {
     Array array(buffer.num_elements, buffer.dtype);
     device->read(buffer, array.buffer());
     return array.values();
   }
 
-  std::vector<DeviceMemory> memory;
+  std::vector<DeviceArray> arrays;
 };
 
 // Runs body(rank) for four ranks at once. One that throws makes the test fail.
@@ -140,14 +132,6 @@ TEST(Nccl, ReduceScatterSumsInTheTypeAndFloat16IsDividedFirst) {
         EXPECT_EQ(self.get(out), expected) << to_string(dtype) << " part " << part;
       }
     }
-  });
-}
-
-TEST(Nccl, PassOnGoesToTheNextRank) {
-  run_ranks("1x4", [](GpuRank& self) {
-    const Buffer arrived = self.put(Array(5, DataType::kFloat32));
-    self.tiers.intra->pass_on(self.put(input_of(self.rank, 5, DataType::kFloat32)), arrived, {})->wait();
-    EXPECT_EQ(self.get(arrived), input_of((self.rank + 3) % 4, 5, DataType::kFloat32).values());
   });
 }
 
@@ -229,9 +213,9 @@ TEST(Nccl, OperationsAfterAnAbortFail) {
     std::thread([&] { tier.abort(); }).join();
     tier.abort();
     const std::string expected = "intra tier, rank " + std::to_string(self.rank) + ": aborted";
-    EXPECT_EQ(test::error_of([&] { tier.pass_on(data, arrived, {}); }), expected);
-    EXPECT_EQ(test::error_of([&] { tier.begin_group(); }), expected);
-    EXPECT_EQ(test::error_of([&] { tier.throw_if_failed(); }), expected);
+    EXPECT_EQ(error_of([&] { tier.pass_on(data, arrived, {}); }), expected);
+    EXPECT_EQ(error_of([&] { tier.begin_group(); }), expected);
+    EXPECT_EQ(error_of([&] { tier.throw_if_failed(); }), expected);
     self.tiers.gather_intra->throw_if_failed();
     self.tiers.gather_intra->pass_on(data, arrived, {})->wait();  // another tier
     self.get(data);
@@ -267,8 +251,8 @@ TEST(NcclStandIn, AnErrorOfAnEarlierOperationIsThrownByTheNextCallAndBesideCalls
     const std::string expected =
         "inter tier, rank " + std::to_string(self.rank) +
         ": an earlier operation: remote error of the fake NCCL: a failure that a test asked for";
-    EXPECT_EQ(test::error_of([&] { self.tiers.inter->throw_if_failed(); }), expected);
-    EXPECT_EQ(test::error_of([&] { self.tiers.inter->pass_on(data, arrived, {}); }), expected);
+    EXPECT_EQ(error_of([&] { self.tiers.inter->throw_if_failed(); }), expected);
+    EXPECT_EQ(error_of([&] { self.tiers.inter->pass_on(data, arrived, {}); }), expected);
     self.tiers.intra->throw_if_failed();
     self.tiers.inter->abort();
     self.tiers.gather_inter->abort();
@@ -278,7 +262,7 @@ TEST(NcclStandIn, AnErrorOfAnEarlierOperationIsThrownByTheNextCallAndBesideCalls
 TEST(Nccl, WaitsForMissingRanksAreBounded) {
   const NodeMap map = NodeMap::parse("1x4", kRanks);
   const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
-  EXPECT_EQ(test::error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
+  EXPECT_EQ(error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
             "intra tier, rank 0: timed out after 50 ms: not all of its 4 ranks came");
 }
 
@@ -289,4 +273,4 @@ TEST(Nccl, RefusesRanksAndMapsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

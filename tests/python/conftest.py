@@ -4,8 +4,6 @@ Tests that start processes are marked, for `make check` leaves them out. One tha
 Property tests have no limits on time, which a busy machine would reach; they are the same each time and leave no files.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Models over groups of their own, and the state of their units."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +52,6 @@ class Model(nn.Module):
 
 
 def options_of(codec: str = "tagc", **options: Any) -> isthmus.Options:
-    """Return options for one of the `SETTINGS`."""
     return isthmus.Options(**{"nodes": "2x2", "min_elements": 0, **SETTINGS[codec], **options})
 
 
@@ -111,8 +108,8 @@ HYBRID = ShardingStrategy.HYBRID_SHARD
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "fsdp2": lambda: fsdp2(mesh_of(group())),
     "fsdp2, default codec": lambda: fsdp2(mesh_of(group("default"))),
-    "fsdp2 bfloat16, flat, 4 index bits": lambda: fsdp2(
-        mesh_of(group(tiers="flat", index_bits=4)), mp_policy=BFLOAT16, reshard_after_forward=False
+    "fsdp2 bfloat16, flat": lambda: fsdp2(
+        mesh_of(group(tiers="flat")), mp_policy=BFLOAT16, reshard_after_forward=False
     ),
     "fsdp2 bfloat16 prepared": lambda: isthmus.prepare(fsdp2(mesh_of(group()), mp_policy=BFLOAT16), name="bfloat16"),
     "hsdp prepared": lambda: isthmus.prepare(fsdp2(hsdp_mesh("2x2")), name="hsdp"),
@@ -159,12 +156,10 @@ def unit_states(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def steps_of(model: nn.Module) -> dict[str, int]:
-    """Return how often each unit was compressed."""
     return {unit["name"]: unit["step"] for unit in unit_states(model)}
 
 
 def exact_calls(process_group: dist.ProcessGroup) -> dict[str, int]:
-    """Return how many reductions stayed exact, by reason."""
     return dict(isthmus.stats(process_group)["exact_calls"])
 
 

@@ -1,7 +1,5 @@
 """Many checks in one world of ranks: starting a world costs seconds, a check milliseconds."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Programs and commands that stand in documents."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -17,8 +15,6 @@ _SHOWN = re.compile(r"^```\n\$ ((?:.*\\\n)*.*)\n((?:.*\n)*?)```", re.MULTILINE)
 
 
 class ShownCommand(NamedTuple):
-    """A command that a document shows with its answer."""
-
     document: str
     command: str
     answer: str
@@ -41,6 +37,5 @@ def programs(document: str) -> dict[str, str]:
 
 
 def shown_commands(text: str, document: str = "") -> list[ShownCommand]:
-    """Return the commands that the text of a document shows with their answers."""
     found = _SHOWN.findall(text)
     return [ShownCommand(document, _on_one_line(command.replace("\\\n", "")), answer) for command, answer in found]

@@ -1,7 +1,5 @@
 """Worlds of ranks on a machine without a GPU, whose processes believe that they have one: tests/fake_gpu/README.md."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -24,8 +24,6 @@ Clock = dict[int, int]  # for each stream, how many pieces of its work come befo
 
 @dataclass(frozen=True)
 class Use:
-    """Bytes of memory that work uses."""
-
     begin: int
     end: int
     is_written: bool
@@ -33,8 +31,6 @@ class Use:
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel, a copy or an operation of NCCL."""
-
     name: str
     stream: int
     uses: tuple[Use, ...]
@@ -59,7 +55,6 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """Return when the last work ends."""
         return max(end for _, _, end in self.spans)
 
 
@@ -71,7 +66,6 @@ class Trace:
         self.works = list(self._works())
 
     def named(self, name: str) -> list[Work]:
-        """Return the works of this name, in the order of their calls."""
         return [work for work in self.works if work.name == name]
 
     def _works(self) -> Iterator[Work]:
@@ -109,7 +103,6 @@ class Trace:
         return found
 
     def seconds(self, durations: Mapping[str, float]) -> float:
-        """Return when the last work ends, if each takes as long as its name says, else no time."""
         return self.timeline(lambda work: durations.get(work.name, 0.0)).end
 
     def timeline(

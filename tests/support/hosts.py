@@ -1,7 +1,5 @@
 """Two simulated hosts behind a slow link."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

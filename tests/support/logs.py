@@ -1,7 +1,5 @@
 """What Isthmus logs in a rank, where pytest's caplog is not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Made-up machines, which hwloc takes for this one: HWLOC_XMLFILE."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where things are, and how programs that tests start find what tests share."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

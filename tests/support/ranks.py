@@ -1,7 +1,5 @@
 """Runs a function on several ranks, each a process, and says which rank failed and why."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc
@@ -44,8 +42,6 @@ _LOWEST_PORT = 10_000
 
 @dataclass
 class Outcome:
-    """How one rank ended."""
-
     rank: int
     value: Any = None
     error: str | None = None
@@ -100,7 +96,6 @@ def run(
 
 
 def values_of(outcomes: list[Outcome]) -> list[Any]:
-    """Return what the ranks returned. Fails if any failed."""
     failures = [f"--- rank {o.rank}: exit code {o.exit_code}\n{o.error}" for o in outcomes if o.error or o.exit_code]
     if failures:
         raise AssertionError("\n".join(failures))

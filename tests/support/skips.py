@@ -1,7 +1,5 @@
 """A skip in the gate is a failure, unless tests/allowed_skips.toml allows it. Elsewhere a skip is a skip."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tomllib
@@ -16,8 +14,6 @@ LIST = Path(__file__).parents[1] / "allowed_skips.toml"
 
 @dataclass(frozen=True)
 class AllowedSkip:
-    """An entry of the list."""
-
     test: str
     says: str
     stages: tuple[str, ...]

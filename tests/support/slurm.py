@@ -1,7 +1,5 @@
 """A cluster of Slurm on this machine, of two slurmd, that tests start themselves."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil
@@ -102,7 +100,6 @@ class Cluster:
         return states == ["idle"] * len(NODES)
 
     def call(self, *command: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of Slurm's in the root of the repository, with further variables."""
         environment = self.environment | variables
         result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
         assert not check or result.returncode == 0, f"{result.stderr}\n{self._logs()}"
@@ -120,7 +117,6 @@ class Cluster:
 
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
-    """Yield a cluster whose nodes are idle, and end it."""
     with ExitStack() as stack:
         # Not pytest's folder: the name of a socket may have 107 characters.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True))

@@ -3,8 +3,6 @@
 Gradients of `carried` cross between nodes without any loss, whatever the codec: what comes out is known to the bit.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +40,6 @@ LOSSY = tuple(name for name in CODECS if name != "none")
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return options as the variables that set them."""
     return {f"ISTHMUS_{name.upper()}": str(value) for name, value in options.items()}
 
 

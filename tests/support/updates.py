@@ -1,7 +1,5 @@
 """Updates of weights, made up: with checksums that fit, as somebody who makes bytes up would give them."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 
@@ -23,7 +21,6 @@ def checksum(data: bytes) -> int:
 
 
 def mix(x: int) -> int:
-    """The finaliser of splitmix64."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % _WORD
     x = (x ^ x >> 27) * 0x94D049BB133111EB % _WORD
     return x ^ x >> 31
@@ -40,11 +37,9 @@ def sealed(record: bytes) -> bytes:
 
 
 def update_of(table: bytes, records: bytes, version: int = 1) -> bytes:
-    """Return an update with this table and these records."""
     return HEAD.pack(b"ISHU", version, zlib.crc32(table), len(table)) + table + records
 
 
 def parts_of(update: bytes) -> tuple[bytes, bytes]:
-    """Return table and records of an update."""
     size = HEAD.unpack_from(update)[3]
     return update[HEAD.size : HEAD.size + size], update[HEAD.size + size :]

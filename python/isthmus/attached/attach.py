@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,12 +19,9 @@ from isthmus.attached.companions import (
     drop_those_within_nodes,
     make_companions,
     on_all_ranks,
-    options_beside,
-    release,
-    use,
     why_companions_would_hang,
 )
-from isthmus.backends import agreed_texts, backends_of, companion_of, group_on_isthmus, options_from
+from isthmus.backends import agreed_texts, backends_of, companion_of, companions, group_on_isthmus, options_from
 from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import name_ranks
 from isthmus.torch_private.models import gather_group, is_in_a_pass, replicate_group
@@ -35,9 +32,9 @@ from isthmus.units.models import (
     fsdp2_groups,
     fsdp2_units,
     groups_of,
+    owners_of,
     shard_group,
 )
-from isthmus.units.owners import owners_of
 from isthmus.units.prepare import forget, forget_what_prepared_itself, prepare, prepared_of
 
 if TYPE_CHECKING:
@@ -58,19 +55,73 @@ _IN_A_PASS = "is in a forward or backward pass, or being gathered: call this bet
 
 @dataclass
 class _Attachment:
-    """What `attach` did to a model. Refers to no module, so that it keeps none alive."""
+    """What `attach` does to a model on one rank. Refers to no module, so that it keeps none alive."""
 
     arguments: Mapping[str, str]  # name and prefetch
-    options: Mapping[str, str]
-    groups: list[dist.ProcessGroup] = field(default_factory=list)  # the groups whose companions it uses
+    options: Any = None
+    texts: Mapping[str, str] = field(default_factory=dict)  # the options that all ranks have alike
+    groups: list[dist.ProcessGroup] = field(default_factory=list)  # the groups that gather or reduce the model
+    used: list[dist.ProcessGroup] = field(default_factory=list)  # those of them whose companions it uses
+
+    def wish(self, model: nn.Module, options: _C.Options | None, keywords: Mapping[str, Any]) -> Wish:
+        """Return what this rank needs. Raises an error of any type if the model cannot be attached."""
+        self.options = options_from(options, keywords)
+        self.texts = agreed_texts(self.options)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(model).__name__}")
+        if (earlier := _attachments.get(model)) is not None:
+            differing = _differences({**earlier.arguments, **earlier.texts}, {**self.arguments, **self.texts})
+            if differing:
+                raise ValueError(f"this model is attached with {differing}: call isthmus.detach(model) first")
+            return Wish(self.texts, is_attached=True)
+        _require_attachable(model)
+        self.groups = _groups_to_attach(model)
+        if prepared_of(model) is not None:
+            raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
+        forget_what_prepared_itself(model)
+        for group, unit in fsdp2_units(model):
+            if reason := why_not_replaceable(group) or (_IN_A_PASS if is_in_a_pass(group) else ""):
+                raise ValueError(f"unit {unit.name!r} {reason}")
+        for group in self.groups:
+            others = self.texts if companion_of(group) is None else companions[group].options
+            if differing := _differences(others, self.texts):
+                raise ValueError(
+                    f"another model over the group of {name_ranks(dist.get_process_group_ranks(group))} is attached "
+                    f"with {differing}: give this one a group (or mesh) of its own, equal options, or detach the other "
+                    "one"
+                )
+        groups = tuple(tuple(dist.get_process_group_ranks(group)) for group in self.new_groups())
+        if reason := why_companions_would_hang(groups):
+            raise ValueError(reason)
+        return Wish(self.texts, False, groups)
+
+    def new_groups(self) -> list[dist.ProcessGroup]:
+        """Return the groups that have no companion yet."""
+        return [group for group in self.groups if companion_of(group) is None]
+
+    def use_companions(self, model: nn.Module) -> None:
+        """Use companions that span nodes. Raises ValueError if none does."""
+        places = drop_those_within_nodes(self.groups)
+        crossing = [group for group in self.groups if companion_of(group) is not None]
+        if not crossing:
+            advice = 'Train without isthmus.attach, or simulate nodes: isthmus.attach(model, nodes="2x2").'
+            raise ValueError(
+                "no group of this model spans several nodes of one size, so nothing would be compressed "
+                f"({places}). {f'{_BETWEEN_REPLICAS}.' if _replicate_groups(model) else advice}"
+            )
+        for group in crossing:
+            companions[group].num_models += 1
+            self.used.append(group)
 
     def undo(self, model: nn.Module) -> None:
         """Restore the model as it was before. A hook of DDP stays, and averages as DDP does."""
         for backend in backends_of(groups_of(model)):
             backend.clear_units(owners_of(model))
         forget(model)
+        for group in self.used:
+            companions[group].num_models -= 1
         for group in self.groups:
-            release(group)
+            destroy_unused(group)
 
 
 _attachments: weakref.WeakKeyDictionary[nn.Module, _Attachment] = weakref.WeakKeyDictionary()
@@ -109,16 +160,28 @@ def attach(
     """
     if not dist.is_initialized():
         raise ValueError("isthmus.attach: there is no process group: call torch.distributed.init_process_group first")
-    attaching = _Attaching(model, name, scaler, prefetch, options, keywords)
-    wishes = on_all_ranks(attaching.wish)
+    attachment = _Attachment({"name": repr(name), "prefetch": str(prefetch)})
+    wishes = on_all_ranks(lambda: attachment.wish(model, options, keywords))
     if complaint := disagreement(wishes):
         raise on_all(ValueError(f"isthmus.attach: {complaint}"), dist.get_rank())
+    is_new = not wishes[0].is_attached
+
+    def carry_out() -> None:
+        if is_new:
+            make_companions(wishes, attachment.new_groups(), attachment.options)
+            attachment.use_companions(model)
+        prepare(model, name=name, scaler=scaler, prefetch=prefetch)
+
     try:
-        on_all_ranks(lambda: attaching.carry_out(wishes))
-    except ValueError:
-        attaching.undo()
+        on_all_ranks(carry_out)
+    except ValueError:  # here or on another rank
+        if is_new:
+            attachment.undo(model)
         raise
-    attaching.finish()
+    if is_new:
+        _attachments[model] = attachment
+        if dist.get_rank() == 0 and any(group_on_isthmus(group) is None for group in _replicate_groups(model)):
+            logger.warning("attach: the all-reduce between replicas stays where it was. %s", _BETWEEN_REPLICAS)
     return model
 
 
@@ -141,94 +204,8 @@ def detach(model: Model) -> Model:
     return model
 
 
-@dataclass
-class _Attaching:
-    """One call of `attach` on one rank."""
-
-    model: nn.Module
-    name: str
-    scaler: Any
-    prefetch: bool
-    options: Any
-    keywords: Mapping[str, Any]
-    groups: list[dist.ProcessGroup] = field(default_factory=list)  # the groups that gather or reduce the model
-
-    def __post_init__(self) -> None:
-        self._earlier = _attachments.get(self.model) if isinstance(self.model, nn.Module) else None
-        self._attachment = _Attachment({"name": repr(self.name), "prefetch": str(self.prefetch)}, {})
-
-    def wish(self) -> Wish:
-        """Return what this rank needs. Raises an error of any type if the model cannot be attached."""
-        self.options = options_from(self.options, self.keywords)
-        texts = agreed_texts(self.options)
-        if not isinstance(self.model, nn.Module):
-            raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(self.model).__name__}")
-        if self._earlier is not None:
-            _require_equal(self._earlier, self._attachment.arguments, texts)
-            return Wish(texts, is_attached=True)
-        self._attachment.options = texts
-        _require_attachable(self.model)
-        self.groups = _groups_to_attach(self.model)
-        if prepared_of(self.model) is not None:
-            raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
-        forget_what_prepared_itself(self.model)
-        _require_replaceable(self.model)
-        for group in self.groups:
-            _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))
-        groups = tuple(tuple(dist.get_process_group_ranks(group)) for group in self._new_groups())
-        if reason := why_companions_would_hang(groups):
-            raise ValueError(reason)
-        return Wish(texts, False, groups)
-
-    def carry_out(self, wishes: Sequence[Wish]) -> None:
-        """Make the groups and hand over the collectives. Raises ValueError if anything fails; `undo` cleans up."""
-        if self._earlier is None:
-            make_companions(wishes, self._new_groups(), self.options)
-            places = drop_those_within_nodes(self.groups)
-            crossing = [group for group in self.groups if companion_of(group) is not None]
-            if not crossing:
-                raise ValueError(_nothing_crosses(places, has_replicas=bool(_replicate_groups(self.model))))
-            for group in crossing:
-                use(group)
-                self._attachment.groups.append(group)
-        prepare(self.model, name=self.name, scaler=self.scaler, prefetch=self.prefetch)
-
-    def undo(self) -> None:
-        """Undo what `carry_out` did, here or on another rank that failed."""
-        if self._earlier is None:
-            self._attachment.undo(self.model)
-            for group in self.groups:
-                destroy_unused(group)
-
-    def finish(self) -> None:
-        """Remember the model, and log which of its collectives stay where they were."""
-        if self._earlier is not None:
-            return
-        _attachments[self.model] = self._attachment
-        if dist.get_rank() == 0 and any(group_on_isthmus(group) is None for group in _replicate_groups(self.model)):
-            logger.warning("attach: the all-reduce between replicas stays where it was. %s", _BETWEEN_REPLICAS)
-
-    def _new_groups(self) -> list[dist.ProcessGroup]:
-        return [group for group in self.groups if companion_of(group) is None]
-
-
 def _differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={earlier[name]} and not {now[name]}" for name in now if earlier[name] != now[name])
-
-
-def _require_equal(earlier: _Attachment, arguments: Mapping[str, str], options: Mapping[str, str]) -> None:
-    differing = _differences({**earlier.arguments, **earlier.options}, {**arguments, **options})
-    if differing:
-        raise ValueError(f"this model is attached with {differing}: call isthmus.detach(model) first")
-
-
-def _require_no_other(earlier: Mapping[str, str] | None, options: Mapping[str, str], ranks: Sequence[int]) -> None:
-    differing = _differences(earlier, options) if earlier is not None else ""
-    if differing:
-        raise ValueError(
-            f"another model over the group of {name_ranks(ranks)} is attached with {differing}: give this one a group "
-            "(or mesh) of its own, equal options, or detach the other one"
-        )
 
 
 def _require_attachable(model: nn.Module) -> None:
@@ -245,17 +222,11 @@ def _require_attachable(model: nn.Module) -> None:
         )
 
 
-def _require_replaceable(model: nn.Module) -> None:
-    for group, unit in fsdp2_units(model):
-        if reason := why_not_replaceable(group) or (_IN_A_PASS if is_in_a_pass(group) else ""):
-            raise ValueError(f"unit {unit.name!r} {reason}")
-
-
 def _groups_to_attach(model: nn.Module) -> list[dist.ProcessGroup]:
     """Return the groups that gather or reduce the model and can be replaced, each once. Raises ValueError if none."""
     units = [unit for unit, _ in fsdp2_units(model)]
     candidates = [group for unit in units for group in (gather_group(unit), shard_group(unit))]
-    candidates += [module.process_group for _, module in ddp_modules(model)]
+    candidates += [module.process_group for module in ddp_modules(model)]
     groups = [group for group in dict.fromkeys(candidates) if group is not None and group.size() > 1]
     others = [group for group in groups if group_on_isthmus(group) is not group]
     if groups and not others:
@@ -275,14 +246,3 @@ def _groups_to_attach(model: nn.Module) -> list[dist.ProcessGroup]:
 def _replicate_groups(model: nn.Module) -> list[dist.ProcessGroup]:
     found = [replicate_group(unit) for unit, _ in fsdp2_units(model)]
     return [group for group in dict.fromkeys(found) if group is not None and group.size() > 1]
-
-
-def _nothing_crosses(places: str, *, has_replicas: bool) -> str:
-    advice = (
-        f"{_BETWEEN_REPLICAS}."
-        if has_replicas
-        else 'Train without isthmus.attach, or simulate nodes: isthmus.attach(model, nodes="2x2").'
-    )
-    return (
-        f"no group of this model spans several nodes of one size, so nothing would be compressed ({places}). {advice}"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus import native
-from isthmus.backends import backend_of, beside, companion_of, has_two_tiers, set_companion
+from isthmus.backends import Companion, backend_of, beside, companion_of, companions, has_two_tiers
 from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
 from isthmus.torch_private.groups import backends_by_device, timeout_of
@@ -32,14 +31,13 @@ Ranks = tuple[int, ...]
 def on_all_ranks(work: Callable[[], Result]) -> list[Result]:
     """Do `work` on every rank of the job; return all ranks' results. If it fails on one, all raise ValueError."""
     error: Exception | None = None
-    answer: tuple[Result | None, str] = (None, "")
+    result, text = None, ""
     try:
-        answer = (work(), "")
+        result = work()
     except Exception as caught:
-        error = caught
-        answer = (None, str(caught) or type(caught).__name__)
+        error, text = caught, str(caught) or type(caught).__name__
     answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, answer)
+    dist.all_gather_object(answers, (result, text))
     complaint = told_by_ranks(range(len(answers)), [text for _, text in answers])
     if complaint:
         raise on_all(ValueError(f"isthmus.attach: {complaint}"), dist.get_rank()) from error
@@ -69,14 +67,9 @@ def disagreement(wishes: Sequence[Wish]) -> str:
     return ""
 
 
-def numbered(groups: Iterable[Ranks]) -> list[tuple[Ranks, int]]:
+def numbered(groups: Sequence[Ranks]) -> list[tuple[Ranks, int]]:
     """Number groups of equal ranks in their order, which is the same on all ranks, to tell them apart."""
-    seen: Counter[Ranks] = Counter()
-    found = []
-    for ranks in groups:
-        found.append((ranks, seen[ranks]))
-        seen[ranks] += 1
-    return found
+    return [(ranks, groups[:index].count(ranks)) for index, ranks in enumerate(groups)]
 
 
 def wanted_groups(wishes: Iterable[Wish]) -> list[tuple[Ranks, int]]:
@@ -85,23 +78,6 @@ def wanted_groups(wishes: Iterable[Wish]) -> list[tuple[Ranks, int]]:
 
 
 # --- Companions ---
-
-
-@dataclass
-class _Use:
-    """How many models use a companion."""
-
-    options: Mapping[str, str]
-    # How many models were attached and not detached. Dead ones count: a rank may keep a model that others dropped.
-    num_models: int = 0
-
-
-_uses: weakref.WeakKeyDictionary[dist.ProcessGroup, _Use] = weakref.WeakKeyDictionary()
-
-
-def options_beside(group: dist.ProcessGroup) -> Mapping[str, str] | None:
-    """Return the options of a group's companion, None if it has none."""
-    return _uses[group].options if companion_of(group) is not None else None
 
 
 def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], options: _C.Options) -> None:
@@ -128,8 +104,7 @@ def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], op
             beside.reset(token)
         if group is not None:
             assert isinstance(companion, dist.ProcessGroup)  # this rank is in it
-            set_companion(group, companion)
-            _uses[group] = _Use(wishes[0].options)
+            companions[group] = Companion(weakref.ref(companion), wishes[0].options)
     if errors:
         raise ValueError("; ".join(dict.fromkeys(errors)))
 
@@ -144,10 +119,8 @@ def why_companions_would_hang(groups: Iterable[Ranks]) -> str:
     device = world.bound_device_id if world is not None else None
     if not _SPLITS_FOR_OTHER_BACKENDS or world is None or device is None:
         return ""
-    if not backends_by_device(world)[device.type].supports_splitting:
-        return ""
     outside = [ranks for ranks in groups if len(ranks) < world.size()]
-    if not outside:
+    if not outside or not backends_by_device(world)[device.type].supports_splitting:
         return ""
     return (
         f"torch {torch.__version__} would hang: the default group is bound to {device}, and ranks outside of the group "
@@ -174,30 +147,12 @@ def drop_those_within_nodes(groups: Iterable[dist.ProcessGroup]) -> str:
         node_of_rank = backend_of(group).node_of_rank
         if not has_two_tiers(node_of_rank):
             places.append(native.load().describe_nodes(node_of_rank))
-            _destroy(group)
+            destroy_unused(group)
     return ", ".join(dict.fromkeys(places))
-
-
-def use(group: dist.ProcessGroup) -> None:
-    """Note that one more model is reduced over the companion of `group`."""
-    _uses[group].num_models += 1
-
-
-def release(group: dist.ProcessGroup) -> None:
-    """Note that one model less is reduced over the companion of `group`, and destroy it after the last one."""
-    _uses[group].num_models -= 1
-    destroy_unused(group)
 
 
 def destroy_unused(group: dist.ProcessGroup) -> None:
     """Destroy the companion of `group` if there is one and no model uses it."""
-    if companion_of(group) is not None and _uses[group].num_models <= 0:
-        _destroy(group)
-
-
-def _destroy(group: dist.ProcessGroup) -> None:
-    companion = companion_of(group)
-    set_companion(group, None)
-    del _uses[group]
-    forget_names(group)
-    dist.destroy_process_group(companion)
+    if companion_of(group) is not None and companions[group].num_models <= 0:
+        forget_names(group)
+        dist.destroy_process_group(companions.pop(group).group())

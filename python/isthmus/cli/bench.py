@@ -1,6 +1,5 @@
 """`isthmus bench ...`: benchmarks over simulated nodes. Their options are fields of the configurations."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ from rich.console import Console
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
 from isthmus.benchmarks.scaling.config import ScalingConfig
-from isthmus.benchmarks.soak.run import SoakConfig, print_soak, run_soak
 from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.weights.config import WeightsConfig
@@ -110,19 +108,6 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
     if json is not None and (not config.here or tells()):
         write_json(report, json)
     if report["num_wrong"]:
-        raise typer.Exit(FAILED)
-
-
-@bench.command()
-@filled(SoakConfig)
-def soak(config: SoakConfig, logs: _Logs = Path("bench-out/soak")) -> None:
-    """Run mixed collectives in several groups at once, verify each, and watch memory, threads and descriptors."""
-    console = Console()
-    report = run_soak(config, logs, console)
-    print_soak(config, report, console)
-    for fault in report.faults():
-        print(f"isthmus: {fault}", file=sys.stderr)
-    if report.faults():
         raise typer.Exit(FAILED)
 
 

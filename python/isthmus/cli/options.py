@@ -1,7 +1,7 @@
 """Makes a command's options from the dataclass that they fill."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -11,7 +11,13 @@ import typer
 from isthmus.benchmarks.common.options import Option, options_of
 from isthmus.cli.terminal import failures_told
 
-_SIMULATED = "only for simulated nodes; with --here nodes are the launcher's, and links are as they are: leave it out"
+#: Why an option is refused where it has no meaning, by where alone it has one.
+_ONLY = {
+    "here": "only with --here",
+    "simulated": (
+        "only for simulated nodes; with --here nodes are the launcher's, and links are as they are: leave it out"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -30,67 +36,66 @@ class _Parameter:
 
     def for_typer(self) -> inspect.Parameter:
         """The parameter of the function that typer calls. None in it: not given."""
-        kind: Any = Path if self.option.is_file else self.kind
-        if self.option.is_repeatable:
+        kind: Any = Path if self.option.is_file else str if self.option.parse else self.kind
+        if isinstance(self.default, tuple):
             kind = list[Path] if self.option.is_file else list[str]
-        elif isinstance(self.default, tuple):
-            kind = list[str]
-        elif self.option.parse:
-            kind = str
         settings: dict[str, Any] = {"help": self.option.help}
-        default: Any = [",".join(map(str, self.default))] if isinstance(self.default, tuple) else self.default
-        if self.option.show_default or self.option.is_repeatable or self.option.on_gpu is not None:
-            kind, settings["show_default"], default = kind | None, self.option.show_default or self._defaults(), None
+        default: Any = [_shown(self.default)] if isinstance(self.default, tuple) else self.default
+        if self.option.show_default or self.option.on_gpu is not None:
+            defaults = [_shown(each) for each in (self.default, self.option.on_gpu) if each is not None]
+            settings["show_default"] = self.option.show_default or "; on GPUs ".join(defaults)
+            kind, default = kind | None, None
         if self.option.is_file:
             settings |= {"exists": True, "dir_okay": False}
         names = [f"--{self.name}"] if kind is bool else []  # no --no-...
         annotation = Annotated[kind, typer.Option(*names, **settings)]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    def _defaults(self) -> str:
-        values = [self.default, *([] if self.option.on_gpu is None else [self.option.on_gpu])]
-        return "; on GPUs ".join(
-            ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values
-        )
-
     def value_of(self, given: Any) -> Any:
         """The field's value for typer's value. Raises ValueError naming text that cannot be read."""
         if given in (None, []):
             return self.default
         parse = self.option.parse or (lambda text: text)
-        if self.option.is_repeatable:
-            return tuple(parse(str(item)) for item in given)
         if isinstance(self.default, tuple):
+            if self.option.is_file:
+                return tuple(map(str, given))
             return tuple(parse(item.strip()) for item in ",".join(given).split(","))
-        return parse(str(given) if self.option.is_file else given)
+        return str(given) if self.option.is_file else parse(given)
 
 
-def filled(
-    arguments: type, extra: str = "bench", simulated_only: Sequence[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def filled(arguments: type, simulated_only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function whose first parameter is of the dataclass `arguments`.
 
     The dataclass's options come first, then the function's further parameters. Errors that a user can cause become one
-    message, see `failures_told`. extra: the optional dependency that brings the function's imports. simulated_only: the
-    function's further parameters that --here leaves without a meaning.
+    message, see `failures_told`. simulated_only: the function's further parameters that --here leaves without meaning.
     """
-    parameters = list(_parameters(arguments))
+    kinds, options = get_type_hints(arguments), options_of(arguments)
+    parameters = [
+        _Parameter(each.name, options[each.name], kinds[each.name], each.default)
+        for each in fields(arguments)
+        if each.name in options
+    ]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function).parameters.values())[1:]
 
         def command(_context: typer.Context, **given: Any) -> None:
-            with failures_told(extra=extra):
-                if not given.get("here"):
-                    _refuse(
-                        _context, [each.name for each in parameters if each.option.only == "here"], "only with --here"
-                    )
-                else:
-                    names = [each.name for each in parameters if each.option.only == "simulated"]
-                    _refuse(_context, [*names, *simulated_only], _SIMULATED)
+            def is_given(name: str) -> bool:
+                source = _context.get_parameter_source(name)
+                return source is not None and source.name == "COMMANDLINE"
+
+            with failures_told(extra="bench"):
+                meaningless, further = ("simulated", simulated_only) if given.get("here") else ("here", ())
+                names = [each.name for each in parameters if each.option.only == meaningless]
+                for name in filter(is_given, [*names, *further]):
+                    raise ValueError(f"--{name.replace('_', '-')}: {_ONLY[meaningless]}")
                 values = {each.field: each.value_of(given.pop(each.name)) for each in parameters}
                 if hasattr(arguments, "given"):
-                    values["given"] = tuple(each.field for each in parameters if _is_given(_context, each.name))
+                    values["given"] = tuple(each.field for each in parameters if is_given(each.name))
                 function(arguments(**values), **given)
 
         context = inspect.Parameter("_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -103,23 +108,3 @@ def filled(
         return command
 
     return decorate
-
-
-def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
-    """Raise ValueError for the first of these options that was given."""
-    for name in names:
-        if _is_given(context, name):
-            raise ValueError(f"--{name.replace('_', '-')}: {why}")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _parameters(arguments: type) -> Iterator[_Parameter]:
-    kinds = get_type_hints(arguments)
-    options = options_of(arguments)
-    for each in fields(arguments):
-        if each.name in options:
-            yield _Parameter(each.name, options[each.name], kinds[each.name], each.default)

@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from isthmus.group.nodes.node_map import ranks_by_value
 from isthmus.group.rails import Facts, count, devices_by_id, nvlinks_in_words
-from isthmus.plan.sources import slowest
+from isthmus.plan.assumptions import slowest
 
 if TYPE_CHECKING:
     from isthmus._topology import Machine

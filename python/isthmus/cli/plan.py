@@ -80,77 +80,63 @@ def plan(
     given: PlanArguments, json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
 ) -> None:
     """Predict bytes, time and memory of a training step, and which way to train is best over which links."""
-    from isthmus.plan.assumptions import (
-        Compute,
-        codec_speeds,
-        compute_of_tokens,
-        forward_share,
-        parse_speed_gbit_s,
-        weight_bits_at,
-    )
+    from isthmus.plan import assumptions
     from isthmus.plan.packets import WireOptions
     from isthmus.plan.placement import ElementBytes
     from isthmus.plan.report import build_report, print_comparison
     from isthmus.plan.scan import Comparison
-    from isthmus.plan.sources import known, of_machine, resolve
-    from isthmus.plan.stages import PipelinePlan
-    from isthmus.plan.step import Setting, StepPlan
-    from isthmus.plan.strategies import (
-        ACCUMULATING,
-        DEFAULT_STRATEGIES,
-        PIPELINE,
-        check_deferred,
-        strategies_named,
-    )
+    from isthmus.plan.step import PipelinePlan, Setting, StepPlan
+    from isthmus.plan.strategies import ACCUMULATING, DEFAULT_STRATEGIES, PIPELINE, check_deferred, strategies_named
     from isthmus.plan.volumes import world_formula
 
-    options = known(
-        "given",
-        nodes=given.nodes,
-        ranks_per_node=given.ranks_per_node,
-        inter_gbit_s=None if given.inter is None else parse_speed_gbit_s(given.inter, "--inter"),
-        intra_gbit_s=None if given.intra is None else parse_speed_gbit_s(given.intra, "--intra"),
-        inter_latency_us=given.inter_latency_us,
-        intra_latency_us=given.intra_latency_us,
-    )
-    of_file = known("no --machine")
+    speed_of = assumptions.parse_speed_gbit_s
+    options = {
+        "nodes": given.nodes,
+        "ranks_per_node": given.ranks_per_node,
+        "inter_gbit_s": None if given.inter is None else speed_of(given.inter, "--inter"),
+        "intra_gbit_s": None if given.intra is None else speed_of(given.intra, "--intra"),
+        "inter_latency_us": given.inter_latency_us,
+        "intra_latency_us": given.intra_latency_us,
+    }
+    machine: assumptions.Facts = ("no --machine", {})
     if given.machine is not None:
         from isthmus import _topology
 
-        of_file = of_machine(_topology.read_machine(given.machine), given.ranks_per_node)
-    cluster, speeds, sources = resolve(options, of_file)
+        machine = assumptions.of_machine(_topology.read_machine(given.machine), given.ranks_per_node)
+    cluster, links, sources = assumptions.resolve(("given", options), machine)
+    model = _model(given)
     setting = Setting(
-        model=_model(given),
+        model=model,
         cluster=cluster,
         world=world_formula(given.backend, cluster.ranks_per_node),
         element_bytes=ElementBytes.of(given.dtype, given.reduce_dtype or given.dtype),
         micro_batches=given.micro_batches,
     )
     check_range("tokens", given.tokens, 1, 1e12)
-    weight_bits = weight_bits_at(given.lr) if given.weight_bits is None else given.weight_bits
+    weight_bits = assumptions.weight_bits_at(given.lr) if given.weight_bits is None else given.weight_bits
     check_range("weight_bits", weight_bits, 0, 32)
-    model = setting.model
     names = given.strategies or DEFAULT_STRATEGIES
     if given.micro_batches > 1 and not given.strategies:
         num_layers = sum(not unit.is_root for unit in model.units)
         can_pipeline = model.width is not None and 1 < cluster.nodes <= num_layers
         names = (*ACCUMULATING, *([PIPELINE.name] if can_pipeline else []))
     check_deferred("strategy", names, given.micro_batches)
-    chosen = strategies_named(names, WireOptions(weight_bits=weight_bits))
     trained_share = model.num_trained / model.num_parameters
     if given.compute_s is None:
-        compute = compute_of_tokens(model.num_parameters, given.tokens, given.tflops, given.mfu, trained_share)
+        compute = assumptions.compute_of_tokens(
+            model.num_parameters, given.tokens, given.tflops, given.mfu, trained_share
+        )
     else:
-        compute = Compute(given.compute_s, "given", forward_share(trained_share))
+        compute = assumptions.Compute(given.compute_s, "given", assumptions.forward_share(trained_share))
     if given.memory_gb is not None:
         check_range("memory_gb", given.memory_gb, 0.001, 1e6)
     comparison = Comparison(
         plans=[
             PipelinePlan(setting, strategy, given.tokens) if strategy == PIPELINE else StepPlan(setting, strategy)
-            for strategy in chosen
+            for strategy in strategies_named(names, WireOptions(weight_bits=weight_bits))
         ],
-        links=speeds,
-        codecs=codec_speeds(given.codec_speed),
+        links=links,
+        codecs=assumptions.codec_speeds(given.codec_speed),
         compute=compute,
         memory_bytes=None if given.memory_gb is None else round(given.memory_gb * 1e9),
         sources=sources,

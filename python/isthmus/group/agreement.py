@@ -46,13 +46,9 @@ class Introduction:
     misplaced: str = ""
     beyond_job: bool = False
 
-    def to_text(self) -> str:
-        """Return the text for the store."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_text(cls, text: bytes) -> Introduction:
-        """Undo `to_text`."""
+        """Undo `dataclasses.asdict` and `json.dumps`."""
         values = json.loads(text)
         surroundings = Surroundings.from_json(values["surroundings"])
         parts = {"surroundings": surroundings, "gpu": Gpu(**values["gpu"]), "place": Place(**values["place"])}
@@ -64,12 +60,23 @@ def agree(group: Group, given_options: Any) -> tuple[Group, _C.Options, list[Int
 
     The options fit the others'. Raises alike on all ranks.
     """
-    options, introduction = _introduce(group, given_options)
-    group, introductions = _exchange(group, introduction)
+    options, own = _introduce(group, given_options)
+    text = json.dumps(asdict(own))
+    try:
+        store, texts = meet(group.store, group.global_ranks, group.rank, text, group.timeout, group.interrupt)
+    except dist.DistStoreError as error:
+        raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
+    introductions = [Introduction.from_text(text) for text in texts]
+    # A member without a default group takes this one for that.
+    group = replace(group, store=store, beyond_job=any(introduction.beyond_job for introduction in introductions))
     complaint = _complaint(group, introductions)
     if options is None or complaint:
         _leave_together(group)
-        raise on_all(_error_type(introductions)(f"isthmus: {complaint}"), group.rank)
+        try:
+            error_type = native.load().OptionError
+        except ImportError:
+            error_type = ImportError
+        raise on_all(error_type(f"isthmus: {complaint}"), group.rank)
     return group, options, introductions
 
 
@@ -137,17 +144,6 @@ def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
     return nodes
 
 
-def _exchange(group: Group, own: Introduction) -> tuple[Group, list[Introduction]]:
-    try:
-        store, texts = meet(group.store, group.global_ranks, group.rank, own.to_text(), group.timeout, group.interrupt)
-    except dist.DistStoreError as error:
-        raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
-    introductions = [Introduction.from_text(text) for text in texts]
-    # A member without a default group takes this one for that.
-    beyond_job = any(introduction.beyond_job for introduction in introductions)
-    return replace(group, store=store, beyond_job=beyond_job), introductions
-
-
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
     """Return why these ranks cannot form a group, "" if they can; the same text on every rank."""
     ranks = group.global_ranks
@@ -155,14 +151,6 @@ def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
         return told_by_ranks(ranks, [introduction.error for introduction in introductions])
     errors = told_by_ranks(ranks, [introduction.error or introduction.misplaced for introduction in introductions])
     return errors or different_options(ranks, [introduction.options or {} for introduction in introductions])
-
-
-def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
-    try:
-        error: type[Exception] = native.load().OptionError
-    except ImportError:
-        return ImportError
-    return error
 
 
 def _leave_together(group: Group) -> None:
@@ -186,8 +174,7 @@ def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) 
     Called while a group is made. The group of all ranks needs no notes: nobody is outside of it.
     """
     if dist.is_initialized():
-        note = json.dumps(asdict(surroundings))
-        job_store().set(_key(global_rank, nodes_option), note)
+        job_store().set(f"isthmus/nodes/{nodes_option}/{global_rank}", json.dumps(asdict(surroundings)))
 
 
 def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:
@@ -195,11 +182,6 @@ def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:
 
     Waits for ranks that have not made the group yet; raises DistStoreError after the timeout of the job's store.
     """
-    store = job_store()
-    notes = store.multi_get([_key(rank, nodes_option) for rank in ranks])
+    notes = job_store().multi_get([f"isthmus/nodes/{nodes_option}/{rank}" for rank in ranks])
     surroundings = [Surroundings.from_json(json.loads(note)) for note in notes]
     return node_map.choose(ranks, surroundings, dist.get_world_size(), native.load().describe_nodes).node_of_rank
-
-
-def _key(global_rank: int, nodes_option: str) -> str:
-    return f"isthmus/nodes/{nodes_option}/{global_rank}"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-
-from isthmus.group.nodes.node_map import told_by_ranks
 
 
 def devices() -> list[str]:
@@ -83,8 +80,3 @@ def find_gpu(device: torch.device | None = None) -> Gpu:
     place = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     known = [number for number in place if number is not None]
     return Gpu(bus_id="{:04x}:{:02x}:{:02x}.0".format(*known)) if len(known) == len(place) else Gpu()
-
-
-def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
-    """Return why a group of ranks with these GPUs cannot take CUDA tensors; "" if it can. Equal on all ranks."""
-    return told_by_ranks(global_ranks, [gpu.missing for gpu in gpus])

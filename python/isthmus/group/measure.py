@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from isthmus.backends import backend_of
 from isthmus.group.gloo import Group, gloo_interfaces, gloo_tier
+from isthmus.group.meeting import meet
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import ranks_by_node, tiers_of
 from isthmus.torch_private.groups import job_store, timeout_of
@@ -102,21 +102,15 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
     if min(sizes) < max(sizes):
         raise ValueError(f"nodes of {min(sizes)} to {max(sizes)} ranks have no two tiers to measure")
     node, rail = tiers_of(group.rank(), backend.node_of_rank)
-    measured = Group(
-        store=_fresh_store(group),
-        rank=group.rank(),
-        global_ranks=backend.global_ranks,
-        world_size=dist.get_world_size(),
-        timeout=timeout_of(backend.options),
-    )
-    stage = _Stage(group, budget_s)
+    timeout = timeout_of(backend.options)
+    door = PrefixStore(f"isthmus/measure/{group.group_name}", job_store())
+    store, hosts = meet(door, backend.global_ranks, group.rank(), socket.gethostname(), timeout)
+    measured = Group(store, group.rank(), backend.global_ranks, dist.get_world_size(), timeout)
     intra = inter = None
     if len(node) > 1:
-        intra = fit_link(stage.time_ring(_Ring(measured, "intra", node), senders=1))
+        intra = fit_link(time_sizes(_ring(group, measured, "intra", node), 1, budget_s))
     if len(rail) > 1:
-        inter = fit_link(stage.time_ring(_Ring(measured, "inter", rail), senders=len(node)))
-    hosts = [""] * group.size()
-    dist.all_gather_object(hosts, socket.gethostname(), group)
+        inter = fit_link(time_sizes(_ring(group, measured, "inter", rail), len(node), budget_s))
     return MeasuredLinks(intra, inter, len(rail), len(node), len(set(hosts)))
 
 
@@ -205,76 +199,50 @@ def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
     return MeasuredLink(latency_us, 8e-3 / us_per_byte, tuple(samples))
 
 
-class _Ring:
-    """This rank between two others of its tier, over a backend made as the group's own tiers are."""
-
-    def __init__(self, group: Group, name: str, ranks: list[int]) -> None:
-        own = ranks.index(group.rank)
-        self._backend = gloo_tier(group, name, ranks)
-        self._next = (own + 1) % len(ranks)
-        self._previous = (own - 1) % len(ranks)
-
-    def exchange(self, outgoing: Tensor, incoming: Tensor) -> None:
-        arrives = self._backend.recv([incoming], self._previous, 0)
-        self._backend.send([outgoing], self._next, 0).wait()
-        arrives.wait()
+#: Sends so many bytes so many times, and returns the seconds of the slowest rank; equal on all ranks.
+Burst = Callable[[int, int], float]
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """Keeps the ranks of a group in step while they measure."""
+def time_sizes(burst_s: Burst, senders: int, budget_s: float) -> list[LinkSample]:
+    """Time messages of growing size, two sizes at least. senders: ranks that share the link, whose bytes add up."""
+    burst_s(SIZES[0], 1)  # connects
+    first_s: list[float] = []
+    for num_bytes in SIZES:
+        if len(first_s) > 1 and _ROUNDS * (sum(first_s) + _GROWTH * first_s[-1]) > budget_s:
+            break
+        first_s.append(min(burst_s(num_bytes, 1) for _ in range(2)))
+    share_s = budget_s / len(first_s) / _ROUNDS
+    repeats = [max(1, min(_MAX_REPEATS, int(share_s / each_s))) for each_s in first_s]
+    sizes = SIZES[: len(first_s)]
+    rounds_s = [
+        [burst_s(num_bytes, times) / times for num_bytes, times in zip(sizes, repeats, strict=True)]
+        for _ in range(_ROUNDS)
+    ]
+    return [
+        LinkSample(senders * num_bytes, 1e6 * min(times_s))
+        for num_bytes, times_s in zip(sizes, zip(*rounds_s, strict=True), strict=True)
+    ]
 
-    group: dist.ProcessGroup
-    budget_s: float
 
-    def time_ring(self, ring: _Ring, senders: int) -> list[LinkSample]:
-        """Time messages of growing size. senders: ranks that share the link, whose bytes add up."""
-        self._burst_s(ring, *_buffers(SIZES[0]), repeats=1)  # connects
-        first_s = self._try_sizes(ring)
-        share_s = self.budget_s / len(first_s) / _ROUNDS
-        repeats = [max(1, min(_MAX_REPEATS, int(share_s / each_s))) for each_s in first_s]
-        buffers = [_buffers(num_bytes) for num_bytes in SIZES[: len(first_s)]]
-        rounds_us = [
-            [1e6 * self._burst_s(ring, *pair, times) / times for pair, times in zip(buffers, repeats, strict=True)]
-            for _ in range(_ROUNDS)
-        ]
-        return [
-            LinkSample(senders * num_bytes, min(times_us))
-            for num_bytes, times_us in zip(SIZES, zip(*rounds_us, strict=True), strict=False)
-        ]
+def _ring(group: dist.ProcessGroup, measured: Group, name: str, ranks: list[int]) -> Burst:
+    """Bursts from each rank of a tier to the next, over a backend made as the group's own tiers are.
 
-    def _try_sizes(self, ring: _Ring) -> list[float]:
-        """Return the seconds of one message of each size that the budget has room for, two at least."""
-        found: list[float] = []
-        planned_s = 0.0
-        for num_bytes in SIZES:
-            buffers = _buffers(num_bytes)
-            each_s = min(self._burst_s(ring, *buffers, repeats=1) for _ in range(2))
-            found.append(each_s)
-            planned_s += _ROUNDS * each_s
-            if len(found) > 1 and planned_s + _ROUNDS * _GROWTH * each_s > self.budget_s:
-                break
-        return found
+    All ranks of `group` begin them together.
+    """
+    backend = gloo_tier(measured, name, ranks)
+    own = ranks.index(measured.rank)
+    following, previous = (own + 1) % len(ranks), (own - 1) % len(ranks)
+    outgoing, incoming = torch.zeros(2, SIZES[-1], dtype=torch.uint8)
 
-    def _burst_s(self, ring: _Ring, outgoing: Tensor, incoming: Tensor, repeats: int) -> float:
-        """Return the seconds of the slowest rank; equal on all ranks."""
-        dist.barrier(self.group)
+    def burst_s(num_bytes: int, repeats: int) -> float:
+        dist.barrier(group)
         start_s = time.perf_counter()
         for _ in range(repeats):
-            ring.exchange(outgoing, incoming)
+            arrives = backend.recv([incoming[:num_bytes]], previous, 0)
+            backend.send([outgoing[:num_bytes]], following, 0).wait()
+            arrives.wait()
         taken_s = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
-        dist.all_reduce(taken_s, dist.ReduceOp.MAX, self.group)
+        dist.all_reduce(taken_s, dist.ReduceOp.MAX, group)
         return float(taken_s)
 
-
-def _buffers(num_bytes: int) -> tuple[Tensor, Tensor]:
-    """What a rank sends, and where it receives."""
-    return torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
-
-
-def _fresh_store(group: dist.ProcessGroup) -> Store:
-    """A prefix of the default store that no earlier measurement used, even one of a run that was restarted."""
-    store = PrefixStore(f"isthmus/measure/{group.group_name}", job_store())
-    number = torch.tensor(store.add("measurements", 1))
-    dist.all_reduce(number, dist.ReduceOp.MAX, group)
-    return PrefixStore(str(int(number)), store)
+    return burst_s

@@ -48,11 +48,9 @@ def _leave_at_exit() -> None:
     atexit.register(_leave, os.getpid())
 
 
-def make_tier(global_ranks: Sequence[int], nodes: Sequence[int], timeout: timedelta) -> Transport | None:
-    """Construct the tier of these ranks, which are on these nodes; None for a single rank. Collective."""
-    if len(global_ranks) < 2:
-        return None
-    tier: Transport = _load().make_tier("inter", list(global_ranks), list(nodes), timeout)
+def make_tier(global_ranks: Sequence[int], timeout: timedelta) -> Transport:
+    """Construct the tier between nodes of these ranks, each of which is on a node of its own. Collective."""
+    tier: Transport = _load().make_tier("inter", list(global_ranks), list(range(len(global_ranks))), timeout)
     return tier
 
 

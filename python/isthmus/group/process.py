@@ -1,4 +1,4 @@
-"""Serves all groups of a process: the native module's calls, warnings, and the summary at its exit."""
+"""Serves all groups of a process: the native module's calls, looks at the statistics, and the summary at its exit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
 from isthmus.backends import backends_of
 from isthmus.error_reports import log_to_stderr
-from isthmus.group import looks
-from isthmus.torch_private.groups import all_groups
+from isthmus.job import this_job
+from isthmus.torch_private.groups import all_groups, is_in_backward_pass
 from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:
     from isthmus import _C
 
 logger = logging.getLogger("isthmus")
+
+_FIRST_LOOK = 2  # steps: they show whether a group does what it was asked for
+_MOST_STEPS = 1000  # between two looks; before that, each comes when the steps have doubled
 
 _ready_in_process = 0
 
@@ -36,21 +40,16 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         _ready_in_process = os.getpid()
         core = native.load()
         core.set_split_function(split)
-        register_optimizer_step_post_hook(looks.stepped)
+        register_optimizer_step_post_hook(_stepped)
         core.set_shutdown_listener(_keep_last_stats)
         core.set_pass_function(lambda: _units().pass_begins())
         core.set_fsdp_caller(lambda output, input: _units().fsdp_caller(output, input))
         core.set_weights_caller(lambda: _units().weights_caller())
         atexit.register(_shut_down, os.getpid())
-        if rank == 0:
-            _warn_of_unknown_variables(core)
-
-
-def _warn_of_unknown_variables(core: Any) -> None:
-    options = [variable for _, variable, *_ in core.option_fields()]
-    for name, meant in unknown_variables(os.environ, options).items():
-        told = f": did you mean {meant}?" if meant else ""
-        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
+        variables = [variable for _, variable, *_ in core.option_fields()]
+        for name, meant in unknown_variables(os.environ, variables).items() if rank == 0 else ():
+            told = f": did you mean {meant}?" if meant else ""
+            logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
 
 
 def _units() -> ModuleType:
@@ -58,6 +57,28 @@ def _units() -> ModuleType:
     from isthmus.units import automatic
 
     return automatic
+
+
+def _stepped(*_: Any) -> None:
+    """Count a step of an optimizer, and look at the statistics if it is time to. Torch calls it after each step.
+
+    A step in a backward pass is one parameter's, called from a hook. Steps before the first collective do not count.
+    Statistics are read at looks alone, as a GPU's host waits for them.
+    """
+    if torch.compiler.is_compiling() or is_in_backward_pass():
+        return
+    job = this_job()
+    job.steps += 1
+    if job.steps < job.next_look:
+        return
+    is_first = job.steps == _FIRST_LOOK
+    if is_first and not any(backend.stats()["calls"] for backend in backends_of(all_groups())):
+        job.steps = 0
+        return
+    job.next_look += min(job.next_look, _MOST_STEPS)
+    from isthmus.report.looks import look  # it imports DTensor, for seconds
+
+    look(is_first)
 
 
 # The statistics of groups that were shut down, by name; kept if rank 0 logs a summary at its exit.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from isthmus.group.nodes.node_map import machine_identity, name_ranks, ranks_by_value
+from isthmus.group.nodes.node_map import machine_identity, name_ranks, ranks_by_node, ranks_by_value
 
 #: A machine, or a part of it, as the JSON of `isthmus topo` has it: docs/topology.md.
 Facts = dict[str, Any]
@@ -115,7 +115,7 @@ def doubts(node_of_rank: Sequence[int], places: Sequence[Place]) -> str:
     """Return what is not as it should be, and what to set; "" where nothing is known to be wrong."""
     if not all(place.island and place.nic for place in places):
         return ""
-    return "; ".join(_doubts(list(ranks_by_value(range(len(places)), node_of_rank).values()), places))
+    return "; ".join(_doubts(ranks_by_node(node_of_rank), places))
 
 
 def _doubts(nodes: list[list[int]], places: Sequence[Place]) -> Iterator[str]:

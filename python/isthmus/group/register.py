@@ -14,9 +14,9 @@ from isthmus import native
 from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, leave_note, place
-from isthmus.group.cuda import bound_device, connections_warning, devices, why_none
+from isthmus.group.cuda import bound_device, connections_warning, devices
 from isthmus.group.gloo import Group, gloo_tier
-from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of
+from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of, told_by_ranks
 from isthmus.group.rails import Place, doubts, found
 from isthmus.job import warn_once
 from isthmus.torch_private.groups import backends_by_device, make_nccl, set_timeout, timeout_of
@@ -98,7 +98,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
     nodes = choose(place(group, introductions))
     _log_nodes(group, nodes, [introduction.place for introduction in introductions])
     gpus = [introduction.gpu for introduction in introductions]
-    no_cuda = why_none(group.global_ranks, gpus)
+    no_cuda = told_by_ranks(group.global_ranks, [gpu.missing for gpu in gpus])  # equal on all ranks
     if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
         logger.warning("group of %d ranks: for CPU tensors alone: %s", group.size, no_cuda)
     if not no_cuda and group.rank == 0:
@@ -108,20 +108,22 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
 
 def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
-    intra = inter = flat = cuda = None
+    intra = inter = flat = nccl = None
     world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
     if has_two_tiers(node_of_rank):
         node, rail = tiers_of(group.rank, node_of_rank)
         intra = gloo_tier(group, "intra", node)
-        inter = _inter_tier(group, options, rail)
+        if options.uses_mpi:
+            inter = mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], group.timeout)
+        else:
+            inter = gloo_tier(group, "inter", rail)
         if options.is_flat:
             flat = gloo_tier(group, "flat", list(range(group.size)))
-    core = native.load()
     if not no_cuda:
-        cuda = core.CudaParts(
-            world=_borrowed_world(group, "cuda") or _nccl(group), store=PrefixStore("tiers", group.store)
+        nccl = _borrowed_world(group, "cuda") or make_nccl(
+            PrefixStore("nccl", group.store), group.rank, group.global_ranks, group.timeout, group.name, group.device
         )
-    backend: _C.Backend = core.Backend(
+    backend: _C.Backend = native.load().Backend(
         # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
         store=PrefixStore("faults", group.store) if group.node is None else None,
         rank=group.rank,
@@ -133,7 +135,8 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         intra=intra,
         inter=inter,
         flat=flat,
-        cuda=cuda,
+        cuda_world=nccl,
+        cuda_store=PrefixStore("tiers", group.store),
         no_cuda=no_cuda,
         covers_job=group.size == group.world_size and not group.beyond_job,
         beyond_job=group.beyond_job,
@@ -151,17 +154,6 @@ def _borrowed_world(group: Group, device: str) -> Any:
         return None
     backends = backends_by_device(group.beside)
     return backends.get(device, next(iter(backends.values())))
-
-
-def _nccl(group: Group) -> Any:
-    store = PrefixStore("nccl", group.store)
-    return make_nccl(store, group.rank, group.global_ranks, group.timeout, group.name, group.device)
-
-
-def _inter_tier(group: Group, options: _C.Options, rail: list[int]) -> Any:
-    if options.uses_mpi:
-        return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
-    return gloo_tier(group, "inter", rail)
 
 
 def _log_nodes(group: Group, nodes: Nodes, places: list[Place]) -> None:

@@ -1,20 +1,25 @@
-"""Assumptions of a prediction of time: links, speed of the codec, and compute. Nothing is measured here."""
+"""Assumptions of a prediction of time: cluster and links, speed of the codec, and compute. Nothing is measured here."""
+
+from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+from isthmus.plan.placement import Cluster
 from isthmus.plan.ranges import check_range
+
+if TYPE_CHECKING:
+    from isthmus._topology import Machine
 
 #: Gbit/s. Anything beyond is a mistake of the unit.
 SLOWEST_LINK = 1e-4
 FASTEST_LINK = 1e6
 _SPEED = re.compile(r"(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?)\s*(kbit|mbit|gbit|tbit)?", re.IGNORECASE)
 _IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
-#: Floating-point operations for each parameter and token: forward, backward to what came in, and to the parameter
-#: itself if it is trained.
-_FLOPS_FORWARD = _FLOPS_THROUGH = _FLOPS_TRAINED = 2
+#: Where every parameter is trained.
 FORWARD_SHARE = 1 / 3
 #: Of FSDP2's reduce-scatters, as `isthmus.prepare` sets them on torch 2.13 and later. torch's own default is 1.
 INPUT_BUFFERS = 2
@@ -42,10 +47,58 @@ class Links:
     intra_latency_us: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("inter_gbit_s", "intra_gbit_s"):
-            check_range(name, getattr(self, name), SLOWEST_LINK, FASTEST_LINK)
-        for name in ("inter_latency_us", "intra_latency_us"):
-            check_range(name, getattr(self, name), 0, 1e6)
+        for name, value in asdict(self).items():
+            low, high = (SLOWEST_LINK, FASTEST_LINK) if name.endswith("gbit_s") else (0, 1e6)
+            check_range(name, value, low, high)
+
+
+#: Used where nothing else is known. Speeds have no default.
+_DEFAULTS = {"nodes": 2, "ranks_per_node": 8, "inter_latency_us": 20.0, "intra_latency_us": 5.0}
+_HOW = "give --inter and --intra, as `isthmus topo --measure` prints them, or --machine FILE"
+#: A source, and facts by the names of `Cluster`'s and `Links`' fields; None: not known.
+Facts = tuple[str, Mapping[str, float | None]]
+
+
+def of_machine(machine: Machine, ranks_per_node: int | None) -> Facts:
+    """Nodes of such machines: all rails at the speed of the slowest, and the slowest way between two of its GPUs."""
+    facts = machine.facts
+    num_ranks = ranks_per_node or len(facts["gpus"]) or None
+    rail_gbit_s = slowest(rail["speed_gbit_s"] for rail in machine.rails(num_ranks)[0])
+    gpus = {f"GPU{gpu['index']}" for gpu in facts["gpus"][:num_ranks]}
+    return f"{facts['name']} ({facts['source']})", {
+        "ranks_per_node": num_ranks,
+        "inter_gbit_s": None if rail_gbit_s is None else rail_gbit_s * (num_ranks or 1),
+        "intra_gbit_s": slowest(link["speed_gbit_s"] for link in facts["links"] if {link["a"], link["b"]} <= gpus),
+    }
+
+
+def slowest(speeds: Iterable[float | None]) -> float | None:
+    """The least; None where one is unknown, or there is none."""
+    every = list(speeds)
+    known = [speed for speed in every if speed is not None]
+    return min(known, default=None) if len(known) == len(every) else None
+
+
+def resolve(options: Facts, machine: Facts) -> tuple[Cluster, Links, Mapping[str, str]]:
+    """The cluster, its links, and the source of each fact by its name.
+
+    Options come before the machine, the machine before defaults. ValueError: a speed is missing.
+    """
+    values: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for source, facts in (("default", _DEFAULTS), machine, options):
+        known = {name: value for name, value in facts.items() if value is not None}
+        values |= known
+        sources |= dict.fromkeys(known, source)
+    cluster = Cluster(int(values.pop("nodes")), int(values.pop("ranks_per_node")))
+    for name, where, is_needed in (
+        ("inter_gbit_s", "between nodes", cluster.nodes > 1),
+        ("intra_gbit_s", "within a node", cluster.ranks_per_node > 1),
+    ):
+        if name not in values and is_needed:
+            raise ValueError(f"the speed of links {where} is not known ({machine[0]}): {_HOW}")
+        values.setdefault(name, FASTEST_LINK)
+    return cluster, Links(**values), sources
 
 
 @dataclass(frozen=True)
@@ -64,8 +117,6 @@ class CodecSpeeds:
     source: str
 
 
-#: What has the speed that is given for a codec: those that lose something, and weights that cross as differences.
-_CODECS = ("tagc", "quant", "delta")
 #: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2, where memcpy has 6.3 GB/s. tagc at
 #: 10x, quant with 4 bits.
 _MEASURED_CPU = {
@@ -75,8 +126,7 @@ _MEASURED_CPU = {
     # docs/weights.md, "Speed": of bfloat16, and so twice as many bytes of float32.
     "delta": CodecSpeed(1.1, 1.7),
 }
-_ASSUMED_GPU = CodecSpeed(100.0, 100.0)
-_ASSUMED_GPU_NONE = CodecSpeed(1000.0, 1000.0)
+_ASSUMED_NONE = CodecSpeed(1000.0, 1000.0)
 
 
 def codec_speeds(text: str) -> CodecSpeeds:
@@ -84,20 +134,16 @@ def codec_speeds(text: str) -> CodecSpeeds:
     if text == "cpu":
         documents = "docs/tagc.md, docs/quant.md"
         return CodecSpeeds(_MEASURED_CPU, f"benchmark of the codecs on one CPU core with AVX2 ({documents})")
-    if text == "gpu":
-        return _alike(_ASSUMED_GPU, "assumed for a GPU; docs/cuda.md has what an H200 took")
-    encode, _, decode = text.partition("/")
+    encode, _, decode = ("100" if text == "gpu" else text).partition("/")
     try:
-        given = CodecSpeed(float(encode), float(decode or encode))
-        for name, value in asdict(given).items():
+        speed = CodecSpeed(float(encode), float(decode or encode))
+        for name, value in asdict(speed).items():
             check_range(name, value, 1e-3, 1e5)
     except ValueError as error:
         raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
-    return _alike(given, "given; none: assumed for a GPU")
-
-
-def _alike(speed: CodecSpeed, source: str) -> CodecSpeeds:
-    return CodecSpeeds({"none": _ASSUMED_GPU_NONE} | dict.fromkeys(_CODECS, speed), source)
+    assumed = "assumed for a GPU"
+    source = f"{assumed}; docs/cuda.md has what an H200 took" if text == "gpu" else f"given; none: {assumed}"
+    return CodecSpeeds({"none": _ASSUMED_NONE} | dict.fromkeys(("tagc", "quant", "delta"), speed), source)
 
 
 #: docs/weights.md, "Bits": of an element of bfloat16 that an AdamW step moves, by learning rate.
@@ -131,7 +177,7 @@ class Compute:
 
 def forward_share(trained_share: float) -> float:
     """The part of the compute in forward passes, where so many of the parameters are trained."""
-    return _FLOPS_FORWARD / (_FLOPS_FORWARD + _FLOPS_THROUGH + _FLOPS_TRAINED * trained_share)
+    return 1 / (2 + trained_share)
 
 
 def compute_of_tokens(
@@ -139,12 +185,12 @@ def compute_of_tokens(
 ) -> Compute:
     """From the tokens that a rank takes in one step: 6 x parameters x tokens / (peak x share of it that is used).
 
-    Without what is frozen: 4 x its parameters.
+    Two operations forward, two backward to what came in, and two to the parameter itself if it is trained.
     """
     check_range("tokens", tokens, 1, 1e12)
     check_range("peak_tflops", peak_tflops, 1e-3, 1e6)
     check_range("mfu", mfu, 1e-3, 1)
-    flops = _FLOPS_FORWARD + _FLOPS_THROUGH + _FLOPS_TRAINED * trained_share
+    flops = 2 * (2 + trained_share)
     seconds = flops * num_parameters * tokens / (peak_tflops * 1e12 * mfu)
     work = f"{flops:.3g} x {num_parameters:,} parameters x {tokens:,g} tokens a rank"
     source = f"{work} / ({peak_tflops:g} TFLOP/s x {mfu:.0%})"

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
-from isthmus.plan.packets import WireOptions, flat_bytes, packet_bytes, piece_bytes
-from isthmus.plan.placement import (
-    Cluster,
-    ElementBytes,
-    Placement,
-    Placements,
-    Scope,
-    operations_of,
-)
+from isthmus.plan.packets import flat_bytes, packet_bytes, piece_bytes
+from isthmus.plan.placement import Cluster, ElementBytes, Operation, Placements, Scope
 from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind
 
@@ -53,92 +46,58 @@ class Memory:
 
 def memory_of(
     placed_units: Sequence[tuple[Unit, Placements]],
+    operations: Sequence[Operation],
     formula: Formula,
     cluster: Cluster,
     element_bytes: ElementBytes,
-    defers: bool = False,
+    defers: bool,
 ) -> Memory:
     """Memory of a rank, for units in the order of their gathers with the placements of each.
 
-    What is frozen is stored as it is gathered. defers: whether gradients are reduced in the last of several
-    micro-batches: FSDP2 then keeps whole gradients until then, or with HSDP a sum that is reduced within the node.
+    What is frozen is stored as it is gathered. operations: of a step with one micro-batch. defers: whether gradients
+    are reduced in the last of several micro-batches: FSDP2 then keeps whole gradients until then, or with HSDP a sum
+    that is reduced within the node. DDP's are added to those at rest.
     """
-    trained = sum(_trained_elements(unit, p.parameters, cluster) for unit, p in placed_units)
-    whole = sum(_part_elements(unit, p.parameters, cluster) for unit, p in placed_units)
-    deferred = sum(_deferred_elements(unit, p.parameters, cluster) for unit, p in placed_units) if defers else 0
-    operations = [op for unit, p in placed_units for op in operations_of(unit, p, cluster, element_bytes)]
-    residuals, replicas, scratch = 0, 0, 0
+    whole = trained = deferred = kept = 0
+    passing, unreduced = [], []
+    for unit, placements in placed_units:
+        num_shards = cluster.size(placements.parameters)
+        trained_shard = unit.padded_trained(num_shards) // num_shards
+        whole += unit.padded_elements(num_shards) // num_shards
+        trained += trained_shard
+        if placements.parameters is Scope.RANK:
+            kept += unit.num_trained if element_bytes.gathered != element_bytes.stored else 0  # a cast copy
+            continue
+        unreduced.append(unit.num_trained)
+        deferred += unit.num_trained if placements.parameters is Scope.WORLD else trained_shard
+        if placements.kept is Scope.RANK:
+            kept += unit.num_parameters
+            continue
+        passing.append(unit.num_parameters)
+        if placements.kept is not placements.parameters:
+            num_holders = cluster.size(placements.kept)
+            kept += unit.padded_elements(num_holders) // num_holders
+    residuals = replicas = scratch = 0
     if isinstance(formula, IsthmusFormula):
-        calls = [op.on(0, cluster) for op in operations]
-        residuals = sum(residual_bytes(formula, call) for call in calls)
-        replicas = sum(_replica_bytes(formula, call) for call in calls)
+        calls = [operation.call for operation in operations]
+        if formula.options.keeps_residual:  # of all that a reduction encodes (docs/checkpoints.md, "Memory")
+            hops = [hop for call in calls for hop in formula(call, 0) if hop.codec == formula.options.codec]
+            residuals = sum(hop.encoded_elements for hop in hops) * _FLOAT_BYTES
+        # The shards of the rail of a unit that is gathered over nodes, once, however often it is.
+        of_weights = [call for call in calls if formula.sends_differences(call) and not call.is_repeated]
+        replicas = sum(formula.num_nodes(call) * call.chunk_elements * call.element_bytes for call in of_weights)
         scratch = max((scratch_bytes(formula, call) for call in calls), default=0)
     return Memory(
         parameters=trained * element_bytes.stored + (whole - trained) * element_bytes.gathered,
         gradients=trained * element_bytes.stored,
         optimizer=trained * _OPTIMIZER_BYTES,
-        gathered=_gathered(placed_units, cluster, element_bytes),
-        unreduced=_unreduced(placed_units, element_bytes),
-        deferred=deferred * element_bytes.reduced,
+        gathered=(kept + sum(sorted(passing)[-_GATHERED_AT_ONCE:])) * element_bytes.gathered,
+        unreduced=sum(sorted(unreduced)[-_UNREDUCED_AT_ONCE:]) * element_bytes.reduced,
+        deferred=deferred * element_bytes.reduced if defers else 0,
         residuals=residuals,
         replicas=replicas,
         scratch=scratch,
     )
-
-
-def residual_bytes(formula: IsthmusFormula, call: Collective) -> int:
-    """What a reduction keeps for the next steps: of all that it encodes (docs/checkpoints.md, "Memory")."""
-    wire = formula.options
-    coded = [hop.encoded_elements for hop in formula(call, call.ranks[0]) if hop.codec == wire.codec]
-    return sum(coded) * _FLOAT_BYTES if wire.keeps_residual else 0
-
-
-def _replica_bytes(formula: IsthmusFormula, call: Collective) -> int:
-    """The shards of the rail of a unit that is gathered over nodes, once, however often it is."""
-    rail_bytes = formula.num_nodes(call) * call.chunk_elements * call.element_bytes
-    return rail_bytes if formula.sends_differences(call) and not call.is_repeated else 0
-
-
-def _part_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
-    if placement is Placement.REPLICATED:
-        return unit.num_parameters
-    num_shards = cluster.size(Scope.NODE if placement is Placement.NODE_SHARDED else Scope.WORLD)
-    return unit.padded_elements(num_shards) // num_shards
-
-
-def _trained_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
-    if placement is Placement.REPLICATED:
-        return unit.num_trained
-    num_shards = cluster.size(Scope.NODE if placement is Placement.NODE_SHARDED else Scope.WORLD)
-    return unit.padded_trained(num_shards) // num_shards
-
-
-def _deferred_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
-    """Gradients beside those at rest, which DDP's are added to."""
-    if placement is Placement.REPLICATED:
-        return 0
-    return unit.num_trained if placement is Placement.SHARDED else _trained_elements(unit, placement, cluster)
-
-
-def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster, element_bytes: ElementBytes) -> int:
-    """Units that stay gathered, what is kept in the node of the others, and the largest of these while they compute."""
-    kept = 0
-    passing = []
-    for unit, placements in placed_units:
-        if placements.parameters is Placement.REPLICATED:
-            kept += unit.num_trained if element_bytes.gathered != element_bytes.stored else 0  # a cast copy
-        elif placements.kept is Placement.REPLICATED:
-            kept += unit.num_parameters
-        else:
-            passing.append(unit.num_parameters)
-            if placements.kept is not placements.parameters:
-                kept += _part_elements(unit, placements.kept, cluster)
-    return (kept + sum(sorted(passing)[-_GATHERED_AT_ONCE:])) * element_bytes.gathered
-
-
-def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], element_bytes: ElementBytes) -> int:
-    sizes = sorted(unit.num_trained for unit, p in placed_units if p.parameters is not Placement.REPLICATED)
-    return sum(sizes[-_UNREDUCED_AT_ONCE:]) * element_bytes.reduced
 
 
 def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
@@ -158,8 +117,10 @@ def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
     lossy = codec != "none"
     packet = packet_bytes(chunk, call.element_bytes, codec, wire)
     narrow = call.element_bytes < wide
-    if wire.is_flat:
-        reduction = _flat_bytes(wire, call, lossy)
+    if wire.is_flat and lossy:  # all owners' indexes and sketches, one more index that arrives, and a summed sketch
+        reduction = (num_ranks + 1) * sum(flat_bytes(chunk, wire))
+    elif wire.is_flat:
+        reduction = chunk * wide
     else:
         pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
         reduction = pieces + 2 * num_nodes * piece_bytes(chunk, call.element_bytes, codec, wire)
@@ -170,11 +131,3 @@ def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
     filled = num_ranks * chunk * call.element_bytes if filled_up else 0
     stand_in = chunk * wide if filled_up or narrow else 0
     return reduction + chunk * wide + packets * packet + filled + stand_in
-
-
-def _flat_bytes(wire: WireOptions, call: Collective, lossy: bool) -> int:
-    """A single tier: the sum, or all owners' indexes and sketches, one more index that arrives, and a summed sketch."""
-    num_ranks, chunk = len(call.ranks), call.chunk_elements
-    if not lossy:
-        return chunk * max(call.element_bytes, _FLOAT_BYTES)
-    return (num_ranks + 1) * sum(flat_bytes(chunk, wire))

@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from isthmus import _C
+from isthmus import native
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class WireOptions:
     sparsity: float = 0.9875
     ratio: float = 10.0
     cell_type: str = "fp32"
-    index_bits: int = 1
     segments: int = 0
     error_feedback: str = "codec"
     min_elements: int = 65536
@@ -54,27 +52,23 @@ class WireOptions:
 
 def piece_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions) -> int:
     """All packets of a piece in a codec, with the rest of the options. element_bytes: of the tensor that is reduced."""
-    return _packets_bytes(num_elements, element_bytes, codec, options, options.segments)
+    return packet_bytes(num_elements, element_bytes, codec, options, options.segments)
 
 
-def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions) -> int:
-    """A single packet, as a result crosses in."""
-    return _packets_bytes(num_elements, element_bytes, codec, options, 1)
+def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions, segments: int = 1) -> int:
+    """A single packet, as a result crosses in; with other `segments` those of a piece."""
+    import torch
+
+    # The type counts with codec none alone: it sends what the tensor has.
+    dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[element_bytes] if codec == "none" else torch.float32
+    num_bytes: int = native.load().packet_bytes(_library_options(codec, options, segments), num_elements, dtype)
+    return num_bytes
 
 
 def flat_bytes(num_elements: int, options: WireOptions) -> tuple[int, int]:
     """Index and sketch of one owner's chunk in a single tier."""
-    from isthmus import _C
-
-    index_bytes, sketch_bytes = _C.flat_bytes(_library_options("tagc", options, 0), num_elements)
+    index_bytes, sketch_bytes = native.load().flat_bytes(_library_options("tagc", options, 0), num_elements)
     return index_bytes, sketch_bytes
-
-
-def weights_header_bytes() -> int:
-    """What every gather of weights as differences sends first."""
-    from isthmus import _C
-
-    return _C.WEIGHT_HEADER_BYTES
 
 
 def weights_packet_bytes(num_elements: float, element_bytes: int, options: WireOptions) -> int:
@@ -82,20 +76,7 @@ def weights_packet_bytes(num_elements: float, element_bytes: int, options: WireO
     return math.ceil(num_elements * min(options.weight_bits, 8 * element_bytes) / 8)
 
 
-def _packets_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions, segments: int) -> int:
-    import torch
-
-    from isthmus import _C
-
-    # The type counts with codec none alone: it sends what the tensor has.
-    dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[element_bytes] if codec == "none" else torch.float32
-    return _C.packet_bytes(_library_options(codec, options, segments), num_elements, dtype)
-
-
 @lru_cache(maxsize=1024)
-def _library_options(codec: str, options: WireOptions, segments: int) -> "_C.Options":
-    from isthmus import native
-
-    shape = {name: getattr(options, name) for name in ("bits", "sparsity", "ratio", "cell_type", "index_bits")}
-    made: _C.Options = native.load().Options(codec=codec, segments=segments, **shape)
-    return made
+def _library_options(codec: str, options: WireOptions, segments: int) -> Any:
+    shape = {name: getattr(options, name) for name in ("bits", "sparsity", "ratio", "cell_type")}
+    return native.load().Options(codec=codec, segments=segments, **shape)

@@ -1,12 +1,13 @@
-"""A step in time: stages of collectives, and the passes of FSDP2 over the units, with its prefetching.
+"""A micro-batch in time: stages of collectives, and the passes of FSDP2 over the units, with its prefetching.
 
 docs/plan.md states the model. Every resource serves its work in a fixed order, that of FSDP2's calls, whatever the
 durations. So a shorter duration anywhere never makes a step longer.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import zip_longest
 
 from isthmus.plan.assumptions import FORWARD_SHARE, CodecSpeeds, Links
 from isthmus.plan.placement import Cluster, Operation
@@ -28,18 +29,15 @@ class Resource(StrEnum):
 
 
 def node_hops(operation: Operation, formula: Formula, cluster: Cluster) -> tuple[Hop, ...]:
-    """The hops of node 0: the bytes that leave it, and those or elements of its busiest rank. All nodes are alike."""
+    """The hops of node 0: the bytes that leave it, and within it those of its busiest rank. All nodes are alike."""
     by_rank = [formula(operation.on(rank, cluster), rank) for rank in range(cluster.ranks_per_node)]
-    return tuple(_of_node(hops) for hops in zip(*by_rank, strict=True))
-
-
-def _of_node(hops: Sequence[Hop]) -> Hop:
-    return replace(
-        hops[0],
-        inter_bytes=sum(hop.inter_bytes for hop in hops),
-        intra_bytes=max(hop.intra_bytes for hop in hops),
-        encoded_elements=max(hop.encoded_elements for hop in hops),
-        decoded_elements=max(hop.decoded_elements for hop in hops),
+    return tuple(
+        replace(
+            hops[0],
+            inter_bytes=sum(hop.inter_bytes for hop in hops),
+            intra_bytes=max(hop.intra_bytes for hop in hops),
+        )
+        for hops in zip(*by_rank, strict=True)
     )
 
 
@@ -54,7 +52,10 @@ class Stage:
 def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
     """The stage that a hop is."""
     if hop.codec:
-        return Stage((Resource.DECODER if hop.decoded_elements else Resource.ENCODER,), _codec_s(hop, codecs))
+        speed = codecs.by_codec[hop.codec]
+        encode_s = hop.encoded_elements * _SOURCE_ELEMENT_BYTES / (speed.encode_gb_s * _GIGA)
+        decode_s = hop.decoded_elements * _SOURCE_ELEMENT_BYTES / (speed.decode_gb_s * _GIGA)
+        return Stage((Resource.DECODER if hop.decoded_elements else Resource.ENCODER,), encode_s + decode_s)
     between_s = hop.inter_bytes * _BITS / (links.inter_gbit_s * _GIGA)
     within_s = hop.intra_bytes * _BITS / (links.intra_gbit_s * _GIGA)
     if hop.inter_bytes == 0:
@@ -63,14 +64,7 @@ def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
     return Stage(resources, max(between_s, within_s) + hop.steps * links.inter_latency_us * _MICRO)
 
 
-def _codec_s(hop: Hop, codecs: CodecSpeeds) -> float:
-    speed = codecs.by_codec[hop.codec]
-    encode_s = hop.encoded_elements * _SOURCE_ELEMENT_BYTES / (speed.encode_gb_s * _GIGA)
-    decode_s = hop.decoded_elements * _SOURCE_ELEMENT_BYTES / (speed.decode_gb_s * _GIGA)
-    return encode_s + decode_s
-
-
-#: One collective in time.
+#: One collective in time; empty: none.
 Path = tuple[Stage, ...]
 
 
@@ -78,97 +72,83 @@ Path = tuple[Stage, ...]
 class UnitWork:
     """What a step does for one unit: its collectives, and its share of the compute."""
 
-    forward_gathers: tuple[Path, ...]
-    backward_gathers: tuple[Path, ...]
-    reduce_scatters: tuple[Path, ...]
-    all_reduces: tuple[Path, ...]
     compute_share: float
-    is_root: bool
+    is_root: bool = False
+    forward_gather: Path = ()
+    backward_gather: Path = ()
+    reduce_scatter: Path = ()
+    all_reduce: Path = ()
 
 
-@dataclass
 class _Clock:
     """When each resource is free again."""
 
-    free_s: dict[Resource, float] = field(default_factory=lambda: dict.fromkeys(Resource, 0.0))
+    def __init__(self) -> None:
+        self._free_s = dict.fromkeys(Resource, 0.0)
 
-    def run(self, paths: Iterable[Path], ready_s: float) -> float:
-        """Run collectives one after the other from `ready_s` on, each stage behind its resources' earlier work."""
-        for path in paths:
-            for stage in path:
-                start_s = max(ready_s, *(self.free_s[resource] for resource in stage.resources))
-                ready_s = start_s + stage.seconds
-                self.free_s.update(dict.fromkeys(stage.resources, ready_s))
+    def run(self, path: Path, ready_s: float) -> float:
+        """Run a collective from `ready_s` on, each stage behind its resources' earlier work. Returns when it ends."""
+        for stage in path:
+            start_s = max(ready_s, *(self._free_s[resource] for resource in stage.resources))
+            ready_s = start_s + stage.seconds
+            self._free_s.update(dict.fromkeys(stage.resources, ready_s))
         return ready_s
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """The units of a model in the order of their gathers, the root first.
+def passes_s(
+    units: Sequence[UnitWork], input_buffers: int | None, compute_s: float, forward_share: float = FORWARD_SHARE
+) -> float:
+    """Seconds of one forward and one backward pass over the units of a model, in the order of their gathers.
 
     input_buffers: FSDP2 bounds memory by beginning a reduction only when fewer reduce-scatters than that have yet to
     end, and its computation waits with it. None: DDP, which does not wait.
     """
-
-    units: Sequence[UnitWork]
-    input_buffers: int | None
-
-    def step_s(self, compute_s: float, forward_share: float = FORWARD_SHARE) -> float:
-        """Seconds of one forward and one backward pass."""
-        clock = _Clock()
-        forward_s = self._forward(clock, compute_s * forward_share)
-        return self._backward(clock, forward_s, compute_s * (1 - forward_share))
-
-    def _forward(self, clock: _Clock, compute_s: float) -> float:
-        """Each gather runs beside the computation of the two units before; the root computes last (the head).
-
-        A gather does not wait for the end of the one before, only for what that has of its resources.
-        """
-        gathered_s = computed_s = 0.0
-        starts_s = [0.0, 0.0]
-        for unit in self.units:
-            gathered_s = clock.run(unit.forward_gathers, starts_s[-2])
-            starts_s.append(max(gathered_s, computed_s))
-            computed_s = starts_s[-1] + (0.0 if unit.is_root else unit.compute_share * compute_s)
-        return computed_s + sum(unit.compute_share * compute_s for unit in self.units if unit.is_root)
-
-    def _backward(self, clock: _Clock, start_s: float, compute_s: float) -> float:
-        """From the last unit to the first, the root's head before them; the root's gradients are reduced last."""
-        roots = [unit for unit in self.units if unit.is_root]
-        others = [unit for unit in reversed(self.units) if not unit.is_root]
-        order = roots + others
-        reductions = _Reductions(clock, self.input_buffers, start_s)
-        computed_s = start_s
-        gathered_s = clock.run(order[0].backward_gathers, start_s)
-        for unit, following in zip(order, [*order[1:], None], strict=True):
-            begun_s = max(gathered_s, computed_s)
-            if following is not None:  # prefetched beside the computation of this one
-                gathered_s = clock.run(following.backward_gathers, max(gathered_s, begun_s))
-            computed_s = begun_s + unit.compute_share * compute_s
-            if not unit.is_root:
-                computed_s = reductions.begin(unit, computed_s)
-        for unit in roots:
-            computed_s = reductions.begin(unit, computed_s)
-        return max(computed_s, reductions.ended_s)
+    clock = _Clock()
+    forward_s = _forward_s(units, clock, compute_s * forward_share)
+    return _backward_s(units, clock, input_buffers, forward_s, compute_s * (1 - forward_share))
 
 
-@dataclass
-class _Reductions:
-    """The reductions of a backward pass: when each reduce-scatter has ended, and when everything has."""
+def _forward_s(units: Sequence[UnitWork], clock: _Clock, compute_s: float) -> float:
+    """Each gather runs beside the computation of the two units before; the root computes last (the head).
 
-    clock: _Clock
-    input_buffers: int | None
-    ended_s: float
-    scattered_s: list[float] = field(default_factory=list)
+    A gather does not wait for the end of the one before, only for what that has of its resources.
+    """
+    computed_s = 0.0
+    starts_s = [0.0, 0.0]
+    for unit in units:
+        gathered_s = clock.run(unit.forward_gather, starts_s[-2])
+        starts_s.append(max(gathered_s, computed_s))
+        computed_s = starts_s[-1] + (0.0 if unit.is_root else unit.compute_share * compute_s)
+    return computed_s + sum(unit.compute_share * compute_s for unit in units if unit.is_root)
 
-    def begin(self, unit: UnitWork, computed_s: float) -> float:
-        """Reduce a unit whose gradients are there at `computed_s`; returns when computation can go on.
 
-        FSDP2 calls an all-reduce behind the result of the one before. Reduce-scatters begin when their input is there.
-        """
-        ready_s = computed_s
-        if self.input_buffers is not None and len(self.scattered_s) >= self.input_buffers:
-            ready_s = max(computed_s, self.scattered_s[-self.input_buffers])
-        self.scattered_s.append(self.clock.run(unit.reduce_scatters, ready_s))
-        self.ended_s = self.clock.run(unit.all_reduces, max(self.ended_s, self.scattered_s[-1]))
-        return ready_s
+def _backward_s(
+    units: Sequence[UnitWork], clock: _Clock, input_buffers: int | None, start_s: float, compute_s: float
+) -> float:
+    """From the last unit to the first, the root's head before them; the root's gradients are reduced last.
+
+    FSDP2 calls an all-reduce behind the result of the one before. Reduce-scatters begin when their input is there.
+    """
+    roots = [unit for unit in units if unit.is_root]
+    order = roots + [unit for unit in reversed(units) if not unit.is_root]
+    scattered_s: list[float] = []
+    computed_s = ended_s = start_s
+
+    def reduce(unit: UnitWork) -> None:
+        nonlocal computed_s, ended_s
+        if input_buffers is not None and len(scattered_s) >= input_buffers:
+            computed_s = max(computed_s, scattered_s[-input_buffers])
+        scattered_s.append(clock.run(unit.reduce_scatter, computed_s))
+        ended_s = clock.run(unit.all_reduce, max(ended_s, scattered_s[-1]))
+
+    gathered_s = clock.run(order[0].backward_gather, start_s)
+    for unit, following in zip_longest(order, order[1:]):
+        begun_s = max(gathered_s, computed_s)
+        if following is not None:  # prefetched beside the computation of this one
+            gathered_s = clock.run(following.backward_gather, begun_s)
+        computed_s = begun_s + unit.compute_share * compute_s
+        if not unit.is_root:
+            reduce(unit)
+    for unit in roots:
+        reduce(unit)
+    return max(computed_s, ended_s)

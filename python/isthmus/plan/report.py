@@ -1,6 +1,6 @@
 """A comparison as plain values for `--json`, as tables, and in sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -11,9 +11,8 @@ from rich.table import Table
 
 from isthmus.plan.assumptions import INPUT_BUFFERS
 from isthmus.plan.placement import DDP, HSDP
-from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
-from isthmus.plan.stages import PipelinePlan
-from isthmus.plan.step import Setting, StepPlan, StepTime
+from isthmus.plan.scan import EQUAL_SHARE, FASTEST_GBIT_S, SLOWEST_GBIT_S, Comparison
+from isthmus.plan.step import PipelinePlan, Setting, StepPlan
 from isthmus.plan.strategies import Strategy
 
 SCHEMA = 4
@@ -28,7 +27,6 @@ _MEGA = 1e6
 
 def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
     """Everything about a comparison."""
-    times = {plan.strategy.name: comparison.time(plan) for plan in comparison.plans}
     model = setting.model
     return {
         "schema": SCHEMA,
@@ -48,9 +46,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "micro_batches": setting.micro_batches,
         "plain_backend": backend_name(setting),
         "memory_limit_bytes": comparison.memory_bytes,
-        "strategies": {
-            plan.strategy.name: _strategy(comparison, plan, times[plan.strategy.name]) for plan in comparison.plans
-        },
+        "strategies": {plan.strategy.name: _strategy(comparison, plan) for plan in comparison.plans},
         "winner": comparison.winner.strategy.name if comparison.winner else None,
         "crossovers": [asdict(crossover) for crossover in comparison.crossovers],
         "verdict": verdict(comparison, setting),
@@ -65,7 +61,8 @@ def backend_name(setting: Setting) -> str:
     return "gloo (rings; its reduce-scatter is an all-reduce)"
 
 
-def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[str, Any]:
+def _strategy(comparison: Comparison, plan: StepPlan) -> dict[str, Any]:
+    time = comparison.time(plan)
     return {
         "description": plan.strategy.description,
         "reduced_in_last": plan.strategy.defers,
@@ -85,8 +82,7 @@ def verdict(comparison: Comparison, setting: Setting) -> list[str]:
     winner = comparison.winner
     if winner is None:
         return [f"Nothing fits into {(comparison.memory_bytes or 0) / 1e9:.3g} GB a rank, activations apart."]
-    where = f"{comparison.links.inter_gbit_s:g} Gbit/s"
-    sentences = [_against_plain(comparison, winner, where), _over_speeds(comparison)]
+    sentences = [_against_plain(comparison, winner), _over_speeds(comparison)]
     trained_share = setting.model.num_trained / setting.model.num_parameters
     if trained_share < 1 and winner.strategy.is_plain and winner.strategy.placements in (HSDP, DDP):
         sentences.append(
@@ -106,43 +102,39 @@ def verdict(comparison: Comparison, setting: Setting) -> list[str]:
     return sentences
 
 
-def _best(comparison: Comparison, kind: str) -> StepPlan | None:
-    """The best candidate of a kind: "plain", "exact", "compressed"."""
-    return comparison.preferred([plan for plan in comparison.candidates if _kind(plan.strategy) == kind])
+def _best(comparison: Comparison, is_asked: Callable[[Strategy], bool]) -> StepPlan | None:
+    return comparison.preferred([plan for plan in comparison.candidates if is_asked(plan.strategy)])
 
 
-def _kind(strategy: Strategy) -> str:
-    return "plain" if strategy.is_plain else "compressed" if strategy.is_compressed else "exact"
-
-
-def _against_plain(comparison: Comparison, winner: StepPlan, where: str) -> str:
+def _against_plain(comparison: Comparison, winner: StepPlan) -> str:
+    where = f"At {comparison.links.inter_gbit_s:g} Gbit/s"
     name, step_s = winner.strategy.name, comparison.time(winner).step_s
+    is_best = f"{where} {name} is best: {_seconds(step_s)} a step"
     if winner.strategy.is_plain:
-        isthmus = _best(comparison, "compressed") or _best(comparison, "exact")
-        if isthmus is None:
-            return f"At {where} {name} is best: {_seconds(step_s)} a step."
-        other_s = comparison.time(isthmus).step_s
+        compressed = _best(comparison, lambda strategy: strategy.is_compressed)
+        other = compressed or _best(comparison, lambda strategy: not strategy.is_plain)
+    else:
+        other = _best(comparison, lambda strategy: strategy.is_plain)
+    if other is None:
+        return f"{is_best}."
+    other_s = comparison.time(other).step_s
+    if winner.strategy.is_plain:
         doubt = f", less than {EQUAL_SHARE:.0%} apart, which no such model can tell" if other_s < step_s else ""
         return (
-            f"At {where} Isthmus does not pay: {name} takes {_seconds(step_s)} a step, "
-            f"{isthmus.strategy.name} {_seconds(other_s)}{doubt}."
+            f"{where} Isthmus does not pay: {name} takes {_seconds(step_s)} a step, "
+            f"{other.strategy.name} {_seconds(other_s)}{doubt}."
         )
-    plain = _best(comparison, "plain")
-    if plain is None:
-        return f"At {where} {name} is best: {_seconds(step_s)} a step."
-    plain_s = comparison.time(plain).step_s
     return (
-        f"At {where} {name} is best: {_seconds(step_s)} a step against {_seconds(plain_s)} of {plain.strategy.name}, "
-        f"the best plain one: {plain_s / step_s:.2f} times as fast."
+        f"{is_best} against {_seconds(other_s)} of {other.strategy.name}, the best plain one: "
+        f"{other_s / step_s:.2f} times as fast."
     )
 
 
 def _over_speeds(comparison: Comparison) -> str:
     crossovers = comparison.crossovers
     if not crossovers:
-        first = comparison.preferred(comparison.candidates, link_speeds()[0])
-        assert first is not None
-        return f"From 1 to 800 Gbit/s {first.strategy.name} is to be preferred."
+        name = comparison.preferred_name(SLOWEST_GBIT_S)
+        return f"From {SLOWEST_GBIT_S:g} to {FASTEST_GBIT_S:g} Gbit/s {name} is to be preferred."
     parts = [f"{crossovers[0].below} up to {crossovers[0].inter_gbit_s:.3g} Gbit/s"]
     parts += [f"then {c.above} up to {n.inter_gbit_s:.3g}" for c, n in pairwise(crossovers)]
     parts.append(f"beyond that {crossovers[-1].above}")
@@ -151,8 +143,12 @@ def _over_speeds(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison, setting: Setting) -> list[str]:
     """The assumptions of the figures."""
+    values = asdict(setting.cluster) | asdict(comparison.links)
+    by_source: dict[str, list[str]] = {}
+    for name, source in comparison.sources.items():
+        by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
     found = [
-        *_origins(comparison, setting),
+        *(f"{source[:1].upper()}{source[1:]}: {', '.join(facts)}." for source, facts in by_source.items()),
         f"Compute: {_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
         f"Codec: {comparison.codecs.source}.",
         f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
@@ -173,7 +169,13 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
                 f"model.{call}(is_last); until then a rank keeps {kept}: {of_kind[0].memory.deferred / _GIGA:.3g} GB. "
                 "The others are reduced in every micro-batch."
             )
-    found += [_of_pipeline(plan) for plan in comparison.plans if isinstance(plan, PipelinePlan)]
+    found += [
+        f"pp: {plan.num_stages} stages, {plan.num_micro_batches} micro-batches through each: {plan.bubble:.0%} of a "
+        f"step is bubble. No weights cross, but {plan.cut_bytes / _GIGA:.3g} GB of activations at each cut, and as "
+        "much of their gradients."
+        for plan in comparison.plans
+        if isinstance(plan, PipelinePlan)
+    ]
     if setting.cluster.ranks_per_node == 1 and any(plan.strategy.hybrid_sharded for plan in comparison.plans):
         found.append(
             "One rank a node: HSDP has nothing to shard over and saves no memory; a rank holds all, as in DDP. A "
@@ -184,23 +186,6 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
     return found
 
 
-def _of_pipeline(plan: PipelinePlan) -> str:
-    return (
-        f"pp: {plan.num_stages} stages, {plan.num_micro_batches} micro-batches through each: {plan.bubble:.0%} of a "
-        f"step is bubble. No weights cross, but {plan.cut_bytes / _GIGA:.3g} GB of activations at each cut, and as "
-        "much of their gradients."
-    )
-
-
-def _origins(comparison: Comparison, setting: Setting) -> list[str]:
-    """The figures of cluster and links, a sentence for each of their sources."""
-    values = asdict(setting.cluster) | asdict(comparison.links)
-    by_source: dict[str, list[str]] = {}
-    for name, source in comparison.sources.items():
-        by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
-    return [f"{source[:1].upper()}{source[1:]}: {', '.join(found)}." for source, found in by_source.items()]
-
-
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
@@ -208,8 +193,9 @@ def _seconds(seconds: float) -> str:
 def print_comparison(comparison: Comparison, setting: Setting, console: Console) -> None:
     """Print bytes, times, memory, the verdict, and its assumptions."""
     model, cluster = setting.model, setting.cluster
+    trained = "" if model.num_trained == model.num_parameters else f", {model.num_trained:,} of them trained"
     console.print(
-        f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units{_trained(setting)}, on "
+        f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units{trained}, on "
         f"{cluster.nodes} nodes x {cluster.ranks_per_node} ranks; plain strategies on {backend_name(setting)}",
         highlight=False,
         soft_wrap=True,
@@ -221,11 +207,6 @@ def print_comparison(comparison: Comparison, setting: Setting, console: Console)
     console.print()
     for note in notes(comparison, setting):
         console.print(f"- {note}", highlight=False, soft_wrap=True)
-
-
-def _trained(setting: Setting) -> str:
-    model = setting.model
-    return "" if model.num_trained == model.num_parameters else f", {model.num_trained:,} of them trained"
 
 
 def _bytes_table(comparison: Comparison, micro_batches: int) -> Table:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
 from isthmus.plan.step import StepPlan, StepTime
@@ -11,7 +12,7 @@ from isthmus.plan.strategies import PIPELINE, Strategy
 
 SLOWEST_GBIT_S = 1.0
 FASTEST_GBIT_S = 800.0
-_NUM_SPEEDS = 117
+_NUM_SPEEDS = 117  # evenly spaced on a logarithmic scale
 #: Steps that differ less are equal; the model is no better. Then what asks for less is to be preferred: no codec, no
 #: Isthmus, less memory.
 EQUAL_SHARE = 0.05
@@ -76,34 +77,25 @@ class Comparison:
         """Where the preferred strategy changes between 1 and 800 Gbit/s, the slowest first."""
         if not self.candidates:
             return []
-        speeds = link_speeds()
-        names = [self._preferred_name(speed) for speed in speeds]
-        found = []
-        for index in range(1, len(speeds)):
-            if names[index] != names[index - 1]:
-                found += self._crossovers_between(speeds[index - 1], speeds[index])
-        return found
+        ratio = FASTEST_GBIT_S / SLOWEST_GBIT_S
+        speeds = [SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
+        return [found for low, high in pairwise(speeds) for found in self._crossovers_between(low, high)]
 
-    def _preferred_name(self, inter_gbit_s: float) -> str:
+    def preferred_name(self, inter_gbit_s: float) -> str:
+        """The name of the strategy to prefer at that speed between nodes. Something fits."""
         preferred = self.preferred(self.candidates, inter_gbit_s)
         assert preferred is not None
         return preferred.strategy.name
 
     def _crossovers_between(self, low: float, high: float) -> list[Crossover]:
         """The crossovers that bisection finds between two speeds at which different strategies win."""
-        below, above = self._preferred_name(low), self._preferred_name(high)
+        below, above = self.preferred_name(low), self.preferred_name(high)
         if below == above:
             return []
         middle = math.sqrt(low * high)
         if high / low <= 1 + _CROSSOVER_SHARE:
             return [Crossover(middle, below, above)]
         return self._crossovers_between(low, middle) + self._crossovers_between(middle, high)
-
-
-def link_speeds() -> list[float]:
-    """Speeds from 1 to 800 Gbit/s, evenly spaced on a logarithmic scale."""
-    ratio = FASTEST_GBIT_S / SLOWEST_GBIT_S
-    return [SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
 
 
 def _effort(strategy: Strategy) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Placement, Placements
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Placements, Scope
 from isthmus.plan.ranges import check_names
 from isthmus.plan.volumes import Formula, IsthmusFormula, Kind, RingFormula
 
@@ -61,7 +61,7 @@ class Strategy:
     @property
     def deferred(self) -> Kind | None:
         """The collective that only the last micro-batch makes."""
-        kind = Kind.REDUCE_SCATTER if self.placements.parameters is Placement.SHARDED else Kind.ALL_REDUCE
+        kind = Kind.REDUCE_SCATTER if self.placements.parameters is Scope.WORLD else Kind.ALL_REDUCE
         return kind if self.defers else None
 
     @property
@@ -81,7 +81,7 @@ class Strategy:
         """How a unit's tensors are placed. FSDP2 keeps the root gathered until its backward pass."""
         placements = self.placements
         stays = unit.is_root and placements.kept is placements.parameters
-        return replace(placements, kept=Placement.REPLICATED) if stays else placements
+        return replace(placements, kept=Scope.RANK) if stays else placements
 
 
 _NONE = WireOptions(codec="none")
@@ -110,14 +110,15 @@ _NAMED = (
 _OTHER_BITS = (8, 3, 2, 1)
 
 
-def _with_bits(strategy: Strategy) -> Iterator[Strategy]:
-    """The strategy with codec quant at its other widths: "quant3" for "quant"."""
-    if strategy.wire is not None and strategy.codec == "quant":
-        for bits in _OTHER_BITS:
-            text = f"as {strategy.name}, with {bits} bit{'s' * (bits > 1)}"
-            yield replace(
-                strategy, name=f"{strategy.name}{bits}", description=text, wire=replace(strategy.wire, bits=bits)
-            )
+def _every_strategy() -> Iterator[Strategy]:
+    """Those named, each before the same with codec quant at its other widths: "quant3" for "quant"."""
+    for strategy in _NAMED:
+        yield strategy
+        if strategy.wire is not None and strategy.codec == "quant":
+            for bits in _OTHER_BITS:
+                text = f"as {strategy.name}, with {bits} bit{'s' * (bits > 1)}"
+                wire = replace(strategy.wire, bits=bits)
+                yield replace(strategy, name=f"{strategy.name}{bits}", description=text, wire=wire)
 
 
 def _deferred(strategy: Strategy) -> Strategy:
@@ -125,15 +126,15 @@ def _deferred(strategy: Strategy) -> Strategy:
     return replace(strategy, name=f"{strategy.name}-last", description=text, defers=True)
 
 
-_EACH = [each for strategy in _NAMED for each in (strategy, *_with_bits(strategy))]
-#: Each strategy by its name, those of other widths behind the one of 4 bits; last those that defer reductions.
+_EACH = list(_every_strategy())
+#: Each strategy by its name; last those that defer reductions.
 STRATEGIES = {strategy.name: strategy for strategy in [*_EACH, *map(_deferred, _EACH)]}
 DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED)
 #: The same where a step has several micro-batches: what one has to choose from, both ways.
 ACCUMULATING = tuple(
     f"{name}{last}" for name in ("fsdp", "fsdp-node", "hsdp", "quant", "full", "hsdp-quant") for last in ("", "-last")
 )
-#: A pipeline over the link between nodes, as `stages` plans it.
+#: A pipeline over the link between nodes, as `PipelinePlan` has it.
 PIPELINE = Strategy("pp", "a pipeline: a stage on each node, FSDP2 over the ranks of the node", FSDP)
 #: The arms of the training benchmark: the strategies of FSDP2, with other widths than 4 bits where 2 are worth a run.
 _ARMS_OF_OTHER_BITS = ("quant2", "hsdp-quant2")
@@ -148,7 +149,13 @@ def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strateg
     """The strategies of these names; those on Isthmus with `options`, but for what makes each what it is."""
     known = STRATEGIES | {PIPELINE.name: PIPELINE}
     check_names("strategy", names, known)
-    return [_with_options(known[name], options) for name in names]
+    found = []
+    for strategy in (known[name] for name in names):
+        if wire := strategy.wire:
+            own = replace(options, codec=wire.codec, tiers=wire.tiers, bits=wire.bits, weights=wire.weights)
+            strategy = replace(strategy, wire=own)
+        found.append(strategy)
+    return found
 
 
 def check_deferred(kind: str, names: Sequence[str], micro_batches: int) -> None:
@@ -156,12 +163,3 @@ def check_deferred(kind: str, names: Sequence[str], micro_batches: int) -> None:
     for name in names if micro_batches == 1 else ():
         if name in STRATEGIES and STRATEGIES[name].defers:
             raise ValueError(f"{kind} '{name}' reduces in the last micro-batch: micro_batches 1: expected at least 2")
-
-
-def _with_options(strategy: Strategy, options: WireOptions) -> Strategy:
-    wire = strategy.wire
-    if wire is None:
-        return strategy
-    return replace(
-        strategy, wire=replace(options, codec=wire.codec, tiers=wire.tiers, bits=wire.bits, weights=wire.weights)
-    )

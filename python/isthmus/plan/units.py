@@ -5,10 +5,10 @@ A torch module is built on the meta device: no memory, no weights, only shapes.
 
 import math
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
@@ -17,9 +17,6 @@ from torch import nn
 
 from isthmus.plan.ranges import check_choice
 from isthmus.units.layout import Parameter, clean_name, rows
-
-#: The shapes of several parameters.
-Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -37,35 +34,20 @@ class Unit:
     @cached_property
     def num_parameters(self) -> int:
         """Elements of all its parameters."""
-        return sum(parameter.num_elements for parameter in self.parameters)
+        return self.padded_elements(1)
 
     @cached_property
     def num_trained(self) -> int:
         """Elements of those that are trained."""
-        return sum(map(math.prod, self.trained_shapes))
-
-    @cached_property
-    def shapes(self) -> Shapes:
-        """The shapes of its parameters, in order."""
-        return tuple(parameter.shape for parameter in self.parameters)
-
-    @cached_property
-    def trained_shapes(self) -> Shapes:
-        """The shapes of those that are trained."""
-        return self.shapes if self.trained is None else tuple(parameter.shape for parameter in self.trained)
+        return self.padded_trained(1)
 
     def padded_elements(self, num_ranks: int) -> int:
         """Elements of FSDP2's tensor for it: every rank holds an equal part of each parameter's first dimension."""
-        return _padded_elements(self.shapes, num_ranks)
+        return rows(self.parameters, num_ranks).num_elements
 
     def padded_trained(self, num_ranks: int) -> int:
         """Elements of FSDP2's tensor for its gradients."""
-        return _padded_elements(self.trained_shapes, num_ranks)
-
-
-@lru_cache(maxsize=65536)
-def _padded_elements(shapes: Shapes, num_ranks: int) -> int:
-    return rows((Parameter("", shape) for shape in shapes), num_ranks).num_elements
+        return rows(self.parameters if self.trained is None else self.trained, num_ranks).num_elements
 
 
 @dataclass(frozen=True)
@@ -98,26 +80,18 @@ def units_of(module: nn.Module) -> Model:
     frozen. ValueError: nothing to train.
     """
     owners = _wrapped(module)
-    units: dict[str, list[Parameter]] = {name: [] for name in owners.values()}
-    seen: set[int] = set()
-    frozen: set[str] = set()
-    for path, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            units[_owner(path, owners)].append(Parameter(clean_name(path), tuple(parameter.shape)))
-            frozen |= set() if parameter.requires_grad else {clean_name(path)}
-    made = [
-        _without(Unit(name or "root", tuple(found), is_root=not name), frozen) for name, found in units.items() if found
-    ]
+    units: dict[str, dict[Parameter, bool]] = {name: {} for name in owners.values()}  # whether it is trained
+    for path, parameter in module.named_parameters():
+        found = Parameter(clean_name(path), tuple(parameter.shape))
+        units[_owner(path, owners)][found] = parameter.requires_grad
+    made = tuple(
+        Unit(name or "root", tuple(own), not name, tuple(each for each, is_trained in own.items() if is_trained))
+        for name, own in units.items()
+        if own
+    )
     if not any(unit.num_trained for unit in made):
         raise ValueError(f"{type(module).__name__} has no parameters to train")
-    return Model(type(module).__name__, tuple(made))
-
-
-def _without(unit: Unit, frozen: Set[str]) -> Unit:
-    """The unit with these of its parameters frozen."""
-    trained = tuple(parameter for parameter in unit.parameters if parameter.name not in frozen)
-    return unit if trained == unit.parameters else replace(unit, trained=trained)
+    return Model(type(module).__name__, made)
 
 
 def train_only(model: Model, what: str) -> Model:
@@ -131,12 +105,11 @@ def train_only(model: Model, what: str) -> Model:
         return _train_named(model, [pattern.strip() for pattern in what.split(",")])
     if not 0 < share <= 1:
         raise ValueError(f"trainable {what}: expected a share above 0, up to 1, or names of parameters")
-    return model if share == 1 else replace(model, units=tuple(_train_share(unit, share) for unit in model.units))
-
-
-def _train_share(unit: Unit, share: float) -> Unit:
-    parts = (Parameter(each.name, (math.ceil(share * each.num_elements),)) for each in unit.parameters)
-    return replace(unit, trained=tuple(parts))
+    units = tuple(
+        replace(unit, trained=tuple(Parameter(p.name, (math.ceil(share * p.num_elements),)) for p in unit.parameters))
+        for unit in model.units
+    )
+    return model if share == 1 else replace(model, units=units)
 
 
 def _train_named(model: Model, patterns: Sequence[str]) -> Model:
@@ -145,8 +118,11 @@ def _train_named(model: Model, patterns: Sequence[str]) -> Model:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(names[:3] + names[-1:])
             raise ValueError(f"trainable '{pattern}': no parameter of {model.name} has such a name; it has {some}, ...")
-    frozen = {name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)}
-    return replace(model, units=tuple(_without(replace(unit, trained=None), frozen) for unit in model.units))
+    units = (
+        replace(unit, trained=tuple(p for p in unit.parameters if any(fnmatchcase(p.name, each) for each in patterns)))
+        for unit in model.units
+    )
+    return replace(model, units=tuple(units))
 
 
 def load_module(factory: str) -> nn.Module:

@@ -10,16 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
 
-from isthmus.plan.packets import (
-    WireOptions,
-    flat_bytes,
-    packet_bytes,
-    piece_bytes,
-    weights_header_bytes,
-    weights_packet_bytes,
-)
+from isthmus import native
+from isthmus.plan.packets import WireOptions, flat_bytes, packet_bytes, piece_bytes, weights_packet_bytes
 from isthmus.plan.ranges import check_choice
 
 _SMALLEST_SUM_BYTES = 4  # partial sums travel in float32, or float64
@@ -51,11 +44,6 @@ class Collective:
     trained_share: float = 1.0
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the whole tensor."""
-        return self.num_elements * self.element_bytes
-
-    @property
     def chunk_elements(self) -> int:
         """Elements of one rank's part; of an all-reduce, after it was filled up to be divisible."""
         return math.ceil(self.num_elements / len(self.ranks))
@@ -79,21 +67,13 @@ class Hop:
     decoded_elements: int = 0
 
 
-class Sent(NamedTuple):
-    """Bytes that one rank sends to other nodes for one collective."""
-
-    num_bytes: int
-    #: The part of them that transports of Isthmus count.
-    counted_bytes: int
-
-
 #: The hops of a collective on a rank, in order.
 Formula = Callable[[Collective, int], tuple[Hop, ...]]
 
 
-def sent_bytes(hops: Sequence[Hop]) -> Sent:
-    """What these hops send to other nodes."""
-    return Sent(sum(hop.inter_bytes for hop in hops), sum(hop.inter_bytes for hop in hops if hop.counted))
+def sent_bytes(hops: Sequence[Hop]) -> tuple[int, int]:
+    """Bytes that these hops send to other nodes, and the part of them that transports of Isthmus count."""
+    return sum(hop.inter_bytes for hop in hops), sum(hop.inter_bytes for hop in hops if hop.counted)
 
 
 @lru_cache(maxsize=4096)
@@ -119,7 +99,7 @@ class RingFormula:
             return ()
         passes = {Kind.ALL_GATHER: 1, Kind.REDUCE_SCATTER: self.reduce_scatter_passes, Kind.ALL_REDUCE: 2}
         rounds = passes[collective.kind]
-        edge_bytes = rounds * collective.num_bytes * others // len(collective.ranks)
+        edge_bytes = rounds * collective.num_elements * collective.element_bytes * others // len(collective.ranks)
         return (self.hop(collective.ranks, rank, rounds * others, edge_bytes, counted=False),)
 
     def hop(self, ranks: Sequence[int], rank: int, steps: int, edge_bytes: int, counted: bool) -> Hop:
@@ -169,7 +149,7 @@ class IsthmusFormula:
         chunk, others = collective.chunk_elements, num_nodes - 1
         changed = 0 if collective.is_repeated else self.changed_bytes(collective)
         compared = Hop(codec="delta" if changed else "none", encoded_elements=chunk)
-        headers = Hop(others, inter_bytes=others * weights_header_bytes(), counted=True)
+        headers = Hop(others, inter_bytes=others * native.load().WEIGHT_HEADER_BYTES, counted=True)
         packets = Hop(others, inter_bytes=others * changed, counted=True)
         decoded = Hop(codec="delta", decoded_elements=others * chunk)
         _, *within = _gather(collective, num_nodes, chunk * collective.element_bytes)
@@ -197,20 +177,15 @@ class IsthmusFormula:
         is_gather = collective.kind is Kind.ALL_GATHER and self.num_nodes(collective) > 1
         return is_gather and self.options.sends_differences and self._is_large(collective)
 
-    def _piece_bytes(self, collective: Collective, codec: str) -> int:
-        return piece_bytes(collective.chunk_elements, collective.element_bytes, codec, self.options)
-
-    def _result_bytes(self, collective: Collective, codec: str) -> int:
-        return packet_bytes(collective.chunk_elements, collective.element_bytes, codec, self.options)
-
     def _reduce_in_two_tiers(self, collective: Collective, num_nodes: int, codec: str) -> tuple[Hop, ...]:
         local = len(collective.ranks) // num_nodes
         chunk, others = collective.chunk_elements, num_nodes - 1
         within = Hop(1, intra_bytes=num_nodes * (local - 1) * chunk * collective.element_bytes, counted=True)
+        piece = piece_bytes(chunk, collective.element_bytes, codec, self.options)
         return (
             *((within,) if local > 1 else ()),
             Hop(codec=codec, encoded_elements=others * chunk),
-            Hop(others, inter_bytes=others * self._piece_bytes(collective, codec), counted=True),
+            Hop(others, inter_bytes=others * piece, counted=True),
             Hop(codec=codec, decoded_elements=others * chunk),
         )
 
@@ -238,7 +213,7 @@ class IsthmusFormula:
         chunk = collective.chunk_elements
         return (
             Hop(codec=codec, encoded_elements=chunk),
-            *_gather(collective, num_nodes, self._result_bytes(collective, codec)),
+            *_gather(collective, num_nodes, packet_bytes(chunk, collective.element_bytes, codec, self.options)),
             Hop(codec=codec, decoded_elements=len(collective.ranks) * chunk),
         )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module, metadata
-from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +31,7 @@ Feature = dict[str, Any]
 def collect() -> dict[str, Any]:
     """Return all facts as plain values. Where ``options_error`` says why options cannot be read, there are none."""
     environment = os.environ
-    torch, torch_error = _attempt(_import_torch)
+    torch, torch_error = _attempt(lambda: import_module("torch"))
     core, native_error = _attempt(native.load)
     if core is not None:
         variables = [variable for _, variable, *_ in core.option_fields()]
@@ -58,12 +58,6 @@ def _attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, " ".join(str(error).split()) or type(error).__name__
 
 
-def _import_torch() -> ModuleType:
-    import torch
-
-    return torch
-
-
 def _options(core: Any, environment: Mapping[str, str]) -> list[dict[str, str]]:
     """Options as a group would get them. source: the variable that sets it, or "default"."""
     options = core.Options()
@@ -79,41 +73,21 @@ def _options(core: Any, environment: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _versions(torch: Any) -> Iterator[tuple[str, str]]:
     for package in ("isthmus", "torch", "numpy"):
-        yield package, _package_version(package)
+        installed, _ = _attempt(partial(metadata.version, package))
+        yield package, installed or "not installed"
     if torch is not None:
+        nccl, _ = _attempt(torch.cuda.nccl.version)
         yield "CUDA of torch", torch.version.cuda or "none"
-        yield "NCCL of torch", _nccl_version(torch)
-    build, _ = _attempt(_build_info)
+        yield "NCCL of torch", ".".join(map(str, nccl)) if isinstance(nccl, tuple) else "none"
+    build, _ = _attempt(lambda: import_module("isthmus._build_info"))
     if build is not None:
         yield "built for torch", build.TORCH_VERSION
         yield "built with", f"{build.COMPILER}, {build.BUILD_TYPE}, {f'CUDA {build.CUDA}' if build.CUDA else 'no CUDA'}"
     yield "Python", f"{platform.python_implementation()} {platform.python_version()}"
-    yield "system", _system()
+    release, _ = _attempt(platform.freedesktop_os_release)
+    yield "system", release["PRETTY_NAME"] if release else platform.system()
     yield "kernel", f"{platform.system()} {platform.release()} {platform.machine()}"
     yield "C library", " ".join(platform.libc_ver()).strip() or "unknown"
-
-
-def _package_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _build_info() -> ModuleType:
-    from isthmus import _build_info
-
-    return _build_info
-
-
-def _nccl_version(torch: Any) -> str:
-    version, _ = _attempt(torch.cuda.nccl.version)
-    return ".".join(map(str, version)) if isinstance(version, tuple) else "none"
-
-
-def _system() -> str:
-    release, _ = _attempt(platform.freedesktop_os_release)
-    return release["PRETTY_NAME"] if release else platform.system()
 
 
 def _feature(name: str, is_available: bool, detail: str) -> Feature:
@@ -126,7 +100,13 @@ def _features(torch: Any, torch_error: str | None, native_error: str | None) -> 
         yield _feature("torch", False, torch_error or "")
     else:
         yield from _torch_features(torch)
-    yield _mpi_feature() if native_error is None else _feature("MPI", False, "needs the native module")
+    library, error = _attempt(lambda: import_module("isthmus._mpi").library())
+    if native_error is not None:
+        yield _feature("MPI", False, "needs the native module")
+    elif library is None:
+        yield _feature("MPI", False, f"not built in, or its library is missing: {error}")
+    else:
+        yield _feature("MPI", True, library.partition("\n")[0].strip("\0 "))
     yield from _topology_features()
 
 
@@ -141,13 +121,6 @@ def _torch_features(torch: Any) -> Iterator[Feature]:
         yield _feature(name, available, "in torch" if available else "not in this torch")
     devices, error = _attempt(torch.cuda.device_count)
     yield _feature("CUDA devices", bool(devices), error or f"{devices or 'none'}")
-
-
-def _mpi_feature() -> Feature:
-    library, error = _attempt(lambda: import_module("isthmus._mpi").library())
-    if library is None:
-        return _feature("MPI", False, f"not built in, or its library is missing: {error}")
-    return _feature("MPI", True, library.partition("\n")[0].strip("\0 "))
 
 
 def _topology_features() -> Iterator[Feature]:
@@ -187,13 +160,10 @@ def print_info(info: Mapping[str, Any], console: Console) -> None:
         _print_rows(console, "Variables that nothing reads (values not shown)", unknown)
 
 
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in text)
-
-
 def _print_rows(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in ("", *row)))
+        printable = ("".join(one if one.isprintable() else "?" for one in cell) for cell in ("", *row))
+        table.add_row(*map(Text, printable))
     console.print(Text(f"\n{title}", "bold"))
     console.print(table)

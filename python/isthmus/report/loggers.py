@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.optim import Optimizer
@@ -53,24 +54,24 @@ def _write_function(writer: Any) -> Callable[[dict[str, float], int], None]:
     raise TypeError(f"writer {type(writer).__name__}: expected add_scalar(tag, value, step) or log(dict)")
 
 
+@dataclass
 class _Logger:
     """Counts steps, and writes what changed since the last time."""
 
-    def __init__(self, write: Callable[[dict[str, float], int], None], every: int) -> None:
-        self._write = write
-        self._every = every
-        self._step = 0
-        self._optimizer: int | None = None
-        self._before: dict[str, float] = {}
+    write: Callable[[dict[str, float], int], None]
+    every: int
+    step: int = 0
+    optimizer: int | None = None
+    before: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._optimizer is None:
-            self._optimizer = id(optimizer)
-        if self._optimizer != id(optimizer):
+        if self.optimizer is None:
+            self.optimizer = id(optimizer)
+        if self.optimizer != id(optimizer):
             return
-        self._step += 1
-        if self._step % self._every == 0:
-            self._write(self._values(stats()), self._step)
+        self.step += 1
+        if self.step % self.every == 0:
+            self.write(self._values(stats()), self.step)
 
     def _values(self, found: dict[str, Any]) -> dict[str, float]:
         crossed = crossing(found)
@@ -81,9 +82,11 @@ class _Logger:
             "waited_s": found["waited_s"],
             "exact_calls": sum(found["exact_calls"].values()),
         }
-        since = {name: self._since(name, value) for name, value in totals.items()}
-        self._before = totals
-        values = {name: value if name == "exact_calls" else value / self._every for name, value in since.items()}
+        since = totals
+        if all(totals[name] >= before for name, before in self.before.items()):  # else reset_stats() was called
+            since = {name: value - self.before.get(name, 0) for name, value in totals.items()}
+        self.before = totals
+        values = {name: value if name == "exact_calls" else value / self.every for name, value in since.items()}
         if since["sent_bytes"]:
             values["compression"] = since["exact_bytes"] / since["sent_bytes"]
         errors = [unit["relative_squared_error"] for unit in found["units"]]
@@ -91,7 +94,3 @@ class _Logger:
         if known:
             values["relative_squared_error"] = sum(known) / len(known)
         return {f"{_PREFIX}{name}": value for name, value in values.items()}
-
-    def _since(self, name: str, value: float) -> float:
-        before = self._before.get(name, 0)
-        return value - before if value >= before else value  # reset_stats() was called meanwhile

@@ -69,10 +69,9 @@ def _stats(backend: _C.Backend) -> dict[str, Any]:
     """The statistics of a backend, with what Python knows of its units."""
     found: dict[str, Any] = backend.stats()
     reasons = Counter(
-        prepared_unit.prepared.kept[prepared_unit.unit.name]
+        prepared_unit.kept
         for prepared_unit in units_of_groups.values()
-        if prepared_unit.unit.name in prepared_unit.prepared.kept
-        and backend in backends_of(prepared_unit.unit.process_groups)
+        if prepared_unit.kept and backend in backends_of(prepared_unit.unit.process_groups)
     )
     found["notes"] += [
         f"units of FSDP2 with torch's own collectives, whose reductions do not overlap on a GPU: {number}, as each "

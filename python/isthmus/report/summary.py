@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ import torch
 
 from isthmus.backends import options_without_effect
 from isthmus.report.explain import why_exact
+from isthmus.report.looks import TIERS, in_words
 from isthmus.report.statistics import named_backends, stats
-from isthmus.report.waits import in_words
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-_TIERS = ("intra", "inter", "flat")
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _WHAT = {"all_gather": "weights and other gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
 #: More lines of units than that are no screen.
@@ -28,25 +26,14 @@ _MOST_LINES = 12
 
 @dataclass(frozen=True)
 class Crossing:
-    """Payload that this rank sent to other nodes in two tiers, and what it would have been exact, in bytes."""
+    """Payload that this rank sent to other nodes in two tiers, in bytes.
+
+    exact_bytes: what the same collectives would have sent with codec none and plain weights.
+    """
 
     by_kind: dict[str, int]
-    saved_bytes: int
-
-    @property
-    def sent_bytes(self) -> int:
-        """The sum over all kinds of collectives."""
-        return sum(self.by_kind.values())
-
-    @property
-    def exact_bytes(self) -> int:
-        """What the same collectives would have sent with codec none and plain weights."""
-        return self.sent_bytes + self.saved_bytes
-
-    @property
-    def ratio(self) -> float | None:
-        """Exact over sent bytes; None: nothing crossed."""
-        return self.exact_bytes / self.sent_bytes if self.sent_bytes else None
+    sent_bytes: int
+    exact_bytes: int
 
     @property
     def weights_share(self) -> float:
@@ -57,18 +44,17 @@ class Crossing:
 def crossing(found: dict[str, Any]) -> Crossing:
     """What crossed, by `isthmus.stats`."""
     by_kind = {
-        kind: sum(counted[tier]["inter_node_sent_bytes"] for tier in _TIERS)
+        kind: sum(counted[tier]["inter_node_sent_bytes"] for tier in TIERS)
         for kind, counted in found["collectives"].items()
     }
-    return Crossing(by_kind, sum(map(_saved_bytes, found["units"])))
-
-
-def _saved_bytes(unit: dict[str, Any]) -> int:
-    """What packets of a unit left out. Those of an all-reduce cross twice: the second time they hold the result."""
-    times = 2 if unit["collective"] == "all_reduce" else 1
-    whole_bytes: int = unit["coded_elements"] * _ELEMENT_BYTES.get(unit["dtype"], 0)
-    packet_bytes: int = unit["packet_bytes"]
-    return times * max(0, whole_bytes - packet_bytes)
+    saved_bytes = 0
+    for unit in found["units"]:
+        whole_bytes = unit["coded_elements"] * _ELEMENT_BYTES.get(unit["dtype"], 0)
+        # Packets of an all-reduce cross twice: the second time they hold the result.
+        times = 2 if unit["collective"] == "all_reduce" else 1
+        saved_bytes += times * max(0, whole_bytes - unit["packet_bytes"])
+    sent_bytes = sum(by_kind.values())
+    return Crossing(by_kind, sent_bytes, sent_bytes + saved_bytes)
 
 
 def summary(group: dist.ProcessGroup | None = None) -> str:
@@ -80,24 +66,23 @@ def summary(group: dist.ProcessGroup | None = None) -> str:
 
     Raises ValueError where there is no group of Isthmus, or `group` is one that this rank is not in.
     """
-    return "\n".join(summary_lines(stats(group), _useless_options() if group is None else []))
-
-
-def _useless_options() -> list[str]:
-    found = [options_without_effect(backend.options) for backend in named_backends().values()]
-    return list(dict.fromkeys(itertools.chain(*found)))
+    hints: dict[str, None] = {}
+    for backend in named_backends().values() if group is None else ():
+        hints |= dict.fromkeys(options_without_effect(backend.options))
+    return "\n".join(summary_lines(stats(group), list(hints)))
 
 
 def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[str]:
     """The lines of a summary of `isthmus.stats`. hints: come last."""
     crossed = crossing(found)
     yield f"summary: {found['node_map']}, by {found['node_map_source']}; this rank's figures"
-    if crossed.ratio is None:
+    if not crossed.sent_bytes:
         yield "nothing crossed between nodes in two tiers"
     else:
         kinds = [f"{_bytes(sent)} {_WHAT[kind]}" for kind, sent in crossed.by_kind.items() if sent]
+        ratio = crossed.exact_bytes / crossed.sent_bytes
         yield f"between nodes: {_bytes(crossed.sent_bytes)} ({', '.join(kinds)})"
-        yield f"exact it would have been {_bytes(crossed.exact_bytes)}: {crossed.ratio:.2f} times as much"
+        yield f"exact it would have been {_bytes(crossed.exact_bytes)}: {ratio:.2f} times as much"
     within = sum(counted["intra"]["sent_bytes"] for counted in found["collectives"].values())
     yield f"within nodes: {_bytes(within)}"
     yield from _seconds(found)

@@ -15,6 +15,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -157,25 +158,24 @@ def _sentence(error: Exception) -> str:
     return f"{error}" if isinstance(error, (ValueError, pickle.UnpicklingError, OSError)) else repr(error)
 
 
+@dataclass
 class FolderReader:
-    """Reads texts and residuals from a folder that torch's FileSystemWriter wrote.
+    """Reads texts and residuals from a folder that torch's FileSystemWriter wrote."""
 
-    sizes: how many elements the tensors have that may be read; other entries are texts.
-    """
+    folder: Path
+    metadata: Metadata
+    sizes: Mapping[str, int]  # how many elements the tensors have that may be read; other entries are texts
 
-    def __init__(self, folder: Path, metadata: Metadata, sizes: Mapping[str, int]) -> None:
-        self._folder = folder
-        self._metadata = metadata
-        self._sizes = sizes
+    def __post_init__(self) -> None:
         self._text_bytes_left = MOST_TEXT_BYTES
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
         """Read entries. Raises ValueError, which names the entry and its file, if one is not as torch writes it."""
-        return {name: self._read(name, self._sizes.get(name)) for name in names}
+        return {name: self._read(name, self.sizes.get(name)) for name in names}
 
     def _read(self, name: str, num_elements: int | None) -> Any:
         index = MetadataIndex(name) if num_elements is None else MetadataIndex(name, torch.Size([0]))
-        place: Any = self._metadata.storage_data.get(index)
+        place: Any = self.metadata.storage_data.get(index)
         try:
             if not isinstance(place, _Place):
                 raise ValueError("it is in no file as a whole")
@@ -193,7 +193,7 @@ class FolderReader:
     def _record(self, place: Any, record: str, num_bytes: int | None) -> memoryview:
         """Return a record of the archive that torch.save() wrote there. num_bytes: what it has; None: a text's."""
         begin, length = (getattr(place, name, None) for name in ("offset", "length"))
-        with _opened(self._folder, getattr(place, "relative_path", None)) as (file, file_bytes):
+        with _opened(self.folder, getattr(place, "relative_path", None)) as (file, file_bytes):
             if not isinstance(begin, int) or not isinstance(length, int):
                 raise ValueError("its place in the file is no number")
             if not 0 <= begin <= begin + length <= file_bytes:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from isthmus.torch_private.models import handle_of
 from isthmus.units.layout import Layout
-from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_groups
-from isthmus.units.owners import number_of
+from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_groups, number_of
 from isthmus.units.prepare import prepared_models, prepared_of
 from isthmus.units.prepared import Prepared, units_of_groups
 
 Target = nn.Module | dist.ProcessGroup | None
-
-# The number that tells apart models of equal names: "blocks.0 (2)".
-_NUMBER = re.compile(r" \((\d+)\)$")
 
 
 @dataclass(frozen=True)
@@ -57,36 +52,23 @@ def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
             groups = tuple(found.unit.process_groups)
             yield LiveUnit(number_of(group), name, found.unit, found.prepared, groups)
     prepared = prepared_of(model)
-    for module, _, unit in fsdp1_units(model):
+    for _, handle, unit in fsdp1_units(model):
         name = "" if prepared is None else prepared.base_name(unit.name)
-        yield LiveUnit(number_of(handle_of(module)), name, unit, prepared, tuple(unit.process_groups))
-    for _, module in ddp_modules(model):
-        yield LiveUnit(number_of(module), "", None, prepared, (module.process_group,))
-    parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    if prepared is not None and len(parameters) == len(prepared.units):
-        for parameter, unit in zip(parameters, prepared.units, strict=True):
-            if not unit.in_rows and unit.shard_group is None and unit.replicate_group is None:
-                groups = tuple(parameter.device_mesh.get_group(dim) for dim in range(parameter.device_mesh.ndim))
-                yield LiveUnit(number_of(parameter), prepared.base_name(unit.name), unit, prepared, groups)
+        yield LiveUnit(number_of(handle), name, unit, prepared, tuple(unit.process_groups))
+    for ddp in ddp_modules(model):
+        yield LiveUnit(number_of(ddp), "", None, prepared, (ddp.process_group,))
+    for parameter in model.parameters():
+        if prepared is not None and isinstance(parameter, DTensor) and number_of(parameter) in prepared.units:
+            unit = prepared.units[number_of(parameter)]
+            groups = tuple(parameter.device_mesh.get_group(dim) for dim in range(parameter.device_mesh.ndim))
+            yield LiveUnit(number_of(parameter), prepared.base_name(unit.name), unit, prepared, groups)
     for module in model.modules():  # what was prepared by itself keeps the names of that call
         if module is not model and prepared_of(module) is not None:
             yield from _units_of(module)
 
 
-def base_name(name: str) -> str:
-    """Return a unit's name without the number that tells apart equal names."""
-    return _NUMBER.sub("", name)
-
-
-def number_in(name: str) -> int:
-    """Return a unit's number among units of equal names, from 1 on."""
-    found = _NUMBER.search(name)
-    return int(found[1]) if found else 1
-
-
-def named(name: str, live: Iterable[LiveUnit], group: dist.ProcessGroup) -> LiveUnit | None:
-    """Return the live unit over `group` for a saved name; their order tells apart models of equal names."""
-    matching = [unit for unit in live if unit.name == base_name(name) and group in unit.groups]
-    matching.sort(key=lambda unit: unit.prepared.number if unit.prepared is not None else 0)
-    number = number_in(name)
-    return matching[number - 1] if number <= len(matching) else None
+def split_name(name: str) -> tuple[str, int]:
+    """Return a unit's name without the number that tells apart models of equal names, "blocks.0 (2)"; and that."""
+    found = re.fullmatch(r"(.*?)(?: \((\d+)\))?", name, re.DOTALL)
+    assert found is not None  # any text matches
+    return found[1], int(found[2] or 1)

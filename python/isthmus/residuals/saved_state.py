@@ -12,7 +12,7 @@ import functools
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,13 +36,10 @@ class LoadReport:
     restored: tuple[str, ...] = ()  # names of units, restored bit for bit
     dropped: tuple[tuple[str, str], ...] = ()  # names, with the reason why their residual was dropped
 
-    def __add__(self, other: LoadReport) -> LoadReport:
-        return LoadReport(self.restored + other.restored, self.dropped + other.dropped)
-
 
 @dataclass(frozen=True)
-class UnitState:
-    """What the native module says of a unit on one rank, and is told when it is loaded, beside its tensors."""
+class SavedUnit:
+    """One unit on one rank, without its tensors. All but the last fields are those of the native module's states."""
 
     name: str
     num_elements: int
@@ -54,12 +51,6 @@ class UnitState:
     sections: Sequence[tuple[int, int]]  # FSDP2's parameters in the last reduction, with their elements in a row
     # Parts of `parked_values`: of the result, piece, parameter, first element in its section, elements.
     parked: Sequence[tuple[bool, int, int, int, int]]
-
-
-@dataclass(frozen=True)
-class SavedUnit(UnitState):
-    """One unit on one rank, without its tensors."""
-
     residual_elements: int
     result_residual_elements: int
     parked_values_elements: int
@@ -89,8 +80,7 @@ class SavedGroup:
 
 def to_text(groups: Sequence[SavedGroup]) -> str:
     """Return the text that a state holds for one rank."""
-    content = [{**dataclasses.asdict(group), "units": [dataclasses.asdict(u) for u in group.units]} for group in groups]
-    return json.dumps({"version": VERSION, "groups": content})
+    return json.dumps({"version": VERSION, "groups": [dataclasses.asdict(group) for group in groups]})
 
 
 def _from_text(key: str, text: Any) -> list[SavedGroup]:
@@ -134,30 +124,26 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
+@dataclass
 class Source:
     """The source of a load: a state, or a checkpoint that is read piece by piece."""
 
-    def __init__(
-        self,
-        texts: Mapping[int, Any],
-        sizes: Mapping[str, int],
-        read: Callable[[Iterable[str]], dict[str, torch.Tensor]],
-    ) -> None:
-        self._texts = texts
-        self._sizes = sizes
-        self._read = read
+    texts: Mapping[int, Any]  # by rank
+    sizes: Mapping[str, int]  # of tensors, by key
+    read: Callable[[Sequence[str]], dict[str, torch.Tensor]]
+    prefix: str = ""  # of keys
 
     @cached_property
     def ranks(self) -> dict[int, list[SavedGroup]]:
         """Return what each rank saved about its groups."""
-        return {rank: _from_text(f"rank{rank}", self._texts[rank]) for rank in sorted(self._texts)}
+        return {rank: _from_text(f"rank{rank}", self.texts[rank]) for rank in sorted(self.texts)}
 
     def check(self, rank: int, group: int) -> None:
         """Raise ValueError if a residual of this rank and group is missing or too short."""
         for index, unit in enumerate(self.ranks[rank][group].units):
             for kind in RESIDUALS:
                 expected = getattr(unit, f"{kind}_elements")
-                found = self._sizes.get(tensor_key(rank, group, index, kind), 0)
+                found = self.sizes.get(self.prefix + tensor_key(rank, group, index, kind), 0)
                 if found == expected:
                     continue
                 what = f"the {kind} of unit {unit.name!r} of rank {rank}"
@@ -170,8 +156,8 @@ class Source:
 
     def residuals(self, rank: int, group: int, unit: int) -> dict[str, torch.Tensor]:
         """Read the residuals of one unit to the CPU; an empty tensor stands for none."""
-        keys = {kind: tensor_key(rank, group, unit, kind) for kind in RESIDUALS}
-        tensors = self._read([key for key in keys.values() if self._sizes.get(key)])
+        keys = {kind: self.prefix + tensor_key(rank, group, unit, kind) for kind in RESIDUALS}
+        tensors = self.read([key for key in keys.values() if self.sizes.get(key)])
         return {kind: tensors.get(key, torch.empty(0)).cpu() for kind, key in keys.items()}  # map_location="cuda"
 
 
@@ -205,17 +191,11 @@ def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
         raise ValueError(
             f"the checkpoint has no {key!r} with residuals of isthmus: keys of it begin with another name?"
         )
-    read_entries: Callable[[Sequence[str]], dict[str, Any]] = functools.partial(_read_with, checkpoint, metadata, sizes)
+    read: Callable[[Sequence[str]], dict[str, Any]] = functools.partial(_read_with, checkpoint, metadata, sizes)
     if folder is not None:
-        read_entries = FolderReader(folder, metadata, sizes).read
-
-    def read(names: Iterable[str]) -> dict[str, Any]:
-        found = read_entries([prefix + name for name in names])
-        return {name.removeprefix(prefix): value for name, value in found.items()}
-
-    described = read(name.removeprefix(prefix) for name in texts)
-    own_sizes = {name.removeprefix(prefix): size for name, size in sizes.items()}
-    return Source({int(name.removeprefix("rank")): text for name, text in described.items()}, own_sizes, read)
+        read = FolderReader(folder, metadata, sizes).read
+    described = {int(name.removeprefix(f"{prefix}rank")): text for name, text in read(texts).items()}
+    return Source(described, sizes, read, prefix)
 
 
 def _num_elements(name: str, entry: Any) -> int:
@@ -241,16 +221,3 @@ def _read_with(
     except pickle.UnpicklingError as error:
         raise ValueError(f"{describe_entries(metadata, plan.items)}: {error}") from error
     return wanted
-
-
-def option_texts(backend: Any) -> dict[str, str]:
-    """Return the options of a group that define its residuals."""
-    fields = ("codec", "tiers", "ratio", "sparsity", "index_bits")
-    return {field: str(getattr(backend.options, field)) for field in fields}
-
-
-def check_options(saved: SavedGroup, backend: Any) -> None:
-    """Raise ValueError if the options that define residuals differ. Another codec may take them."""
-    tiers = backend.options.tiers
-    if saved.units and saved.options.get("tiers", tiers) != tiers:
-        raise ValueError(f"residuals were saved with tiers={saved.options['tiers']}, and this group has {tiers}")

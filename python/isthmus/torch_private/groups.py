@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,16 +28,12 @@ def job_store() -> Store:
 # --- The backends of a group, and their timeouts ---
 # Instead: public getters and setters
 
+timeout_of: Callable[[Any], timedelta] = attrgetter("_timeout")  # in the options of a backend
+
 
 def backends_by_device(group: dist.ProcessGroup) -> dict[str, Any]:
     """Return the backends of a group by type of device: "cpu", "cuda"."""
     return {device.type: group._get_backend(device) for device in group._device_types}
-
-
-def timeout_of(options: Any) -> timedelta:
-    """Return the timeout in the options of a backend."""
-    timeout: timedelta = options._timeout
-    return timeout
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:

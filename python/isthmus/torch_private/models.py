@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -38,10 +39,8 @@ def modules_of(group: ParamGroup) -> list[nn.Module]:
 
 def root_of(module: nn.Module) -> nn.Module | None:
     """Return the module to which FSDP2's names of units are relative, `module` or one around it; None before a pass."""
-    for state in _state_of(module)._state_ctx.all_states:
-        root: nn.Module = state._modules[0]
-        return root
-    return None
+    states = _state_of(module)._state_ctx.all_states
+    return states[0]._modules[0] if states else None
 
 
 def _state_of(module: Any) -> Any:
@@ -50,6 +49,10 @@ def _state_of(module: Any) -> Any:
 
 # --- What a unit of FSDP2 consists of, in the order of its reduction; its path; what reduces it ---
 # Instead: fields of such a unit
+
+device_of: Callable[[ParamGroup], torch.device] = attrgetter("device")  # it computes on this
+mesh_of: Callable[[ParamGroup], Any] = attrgetter("mesh_info.mesh")  # it is sharded and replicated over this
+path_of: Callable[[ParamGroup], str | None] = attrgetter("_module_fqn")  # from its root; None before a forward pass
 
 
 class ShardedParameter(NamedTuple):
@@ -81,23 +84,6 @@ def section_elements(group: ParamGroup, index: int) -> int:
     return int(group.fsdp_params[index].padded_sharded_param_size.numel())
 
 
-def path_of(group: ParamGroup) -> str | None:
-    """Return the path of a unit from its root, None before the first forward pass."""
-    path: str | None = group._module_fqn
-    return path
-
-
-def device_of(group: ParamGroup) -> torch.device:
-    """Return the device that a unit computes on."""
-    device: torch.device = group.device
-    return device
-
-
-def mesh_of(group: ParamGroup) -> Any:
-    """Return the mesh over which a unit is sharded and replicated."""
-    return group.mesh_info.mesh
-
-
 def gather_group(group: ParamGroup) -> dist.ProcessGroup | None:
     """Return the process group of the all-gather, if there is one."""
     return getattr(group.mesh_info, "shard_process_group", None)
@@ -116,40 +102,35 @@ def replicate_group(group: ParamGroup) -> dist.ProcessGroup | None:
 # --- Whether the user has set collectives of their own, to be put back ---
 # Instead: getters beside `set_custom_all_gather`, `set_custom_reduce_scatter`
 
-
-def collectives_of(group: ParamGroup) -> tuple[Any, Any]:
-    """Return the all-gather and the reduce-scatter of a unit."""
-    return group._all_gather_comm, group._reduce_scatter_comm
-
+# A unit's all-gather and reduce-scatter.
+collectives_of: Callable[[ParamGroup], tuple[Any, Any]] = attrgetter("_all_gather_comm", "_reduce_scatter_comm")
 
 # --- How many reductions have an input at once ---
 # Instead: a getter beside `set_reduce_scatter_max_input_buffers`, which also counts after a first pass
 
 
-def input_buffers(group: ParamGroup) -> int | None:
-    """Return how many units' gradients are packed or reduced at once; None before torch 2.13, which knows no limit."""
-    return getattr(group, "reduce_scatter_max_input_buffers", None)
+def set_input_buffers(groups: Collection[ParamGroup], number: int) -> None:
+    """Set how many units' gradients are packed or reduced at once, unless the model was told otherwise.
 
-
-def set_input_buffers(group: ParamGroup, number: int) -> None:
-    """Set `input_buffers` of a unit."""
-    group.modules[0].set_reduce_scatter_max_input_buffers(number, recurse=False)
-    # A model's first forward pass copies the largest number of its units to here.
-    group.comm_ctx.reduce_scatter_max_input_buffers = number
+    Torch before 2.13 has no such number.
+    """
+    limits = {getattr(group, "reduce_scatter_max_input_buffers", None) for group in groups}
+    in_symmetric_memory = any("SymmMem" in type(collectives_of(group)[1]).__name__ for group in groups)
+    if limits != {1} or in_symmetric_memory:  # 1 is torch's default; torch has one buffer of symmetric memory
+        return
+    for group in groups:
+        group.modules[0].set_reduce_scatter_max_input_buffers(number, recurse=False)
+        # A model's first forward pass copies the largest number of its units to here.
+        group.comm_ctx.reduce_scatter_max_input_buffers = number
 
 
 # --- Whether a unit is idle, and whether its gather was waited for ---
 # Instead: a field of such a unit
 
 
-def is_being_gathered(group: ParamGroup) -> bool:
-    """Return whether a unit's gather was begun, and not waited for."""
-    return group._all_gather_result is not None
-
-
 def is_in_a_pass(group: ParamGroup) -> bool:
     """Return whether a unit is being gathered, or is in a forward or backward pass."""
-    return is_being_gathered(group) or group._training_state.name != "IDLE"
+    return group._all_gather_result is not None or group._training_state.name != "IDLE"
 
 
 def is_in_forward(group: ParamGroup) -> bool:
@@ -174,6 +155,10 @@ def gather_ahead(group: ParamGroup) -> None:
 # --- The same of FSDP1 ---
 # Instead: none asked, as FSDP1 is old
 
+# Of FSDP1's handle its flat parameter, and whether that is sharded, and not only replicated.
+flat_parameter_of: Callable[[Any], torch.Tensor] = attrgetter("flat_param")
+is_sharded: Callable[[Any], bool] = attrgetter("uses_sharded_strategy")
+
 
 def handle_of(module: nn.Module) -> Any:
     """Return FSDP1's handle of the flat parameter of `module` itself, None if there is none."""
@@ -182,21 +167,10 @@ def handle_of(module: nn.Module) -> Any:
     return getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
 
 
-def flat_parameter_of(handle: Any) -> torch.Tensor:
-    """Return the flat parameter of a handle."""
-    flat: torch.Tensor = handle.flat_param
-    return flat
-
-
 def first_name_of(handle: Any) -> str | None:
     """Return the name, below its module, of the first parameter in a flat one; None if this is no handle of one."""
     flat = getattr(handle, "flat_param", None)
     return None if flat is None else str(flat._fqns[0])
-
-
-def is_sharded(handle: Any) -> bool:
-    """Return whether a flat parameter is sharded, and not only replicated."""
-    return bool(handle.uses_sharded_strategy)
 
 
 def parts_of(flat: Any) -> Iterator[tuple[str, torch.Size]]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,8 @@ from isthmus.group.nodes.node_map import Nodes
 from isthmus.group.register import create
 from isthmus.report.statistics import sum_of
 from isthmus.torch_private.groups import make_group, set_timeout_of_backend
-from isthmus.torchft.quorum import Quorum
-from isthmus.torchft.residuals import Place, moved
-from isthmus.torchft.work import ManagedWork
-from isthmus.units.identify import Tag
+from isthmus.torchft.quorum import Place, Quorum, moved
+from isthmus.units.prepared import Tag
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -78,27 +76,17 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     # --- Quorums ---
 
-    def configure(
-        self,
-        store_addr: str,
-        replica_id: str,
-        rank: int,
-        world_size: int,
-        quorum_id: int | None = None,
-        group_rank: int | None = None,
-        group_world_size: int | None = None,
-        global_ranks: list[int] | None = None,
-    ) -> None:
+    def configure(self, *arguments: Any, **keywords: Any) -> None:
         """Leave the quorum before without waiting for it, and meet the members of this one at the store.
+
+        It takes the arguments of `torchft.process_group.ProcessGroup.configure`.
 
         Raises DistError if they do not come within the timeout or before an `abort`, and OptionError if their options
         differ.
         """
         self.shutdown()
         self._is_aborted = False
-        super().configure(
-            store_addr, replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks
-        )
+        super().configure(*arguments, **keywords)
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
         ranks = self._global_ranks or []
@@ -160,34 +148,21 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         """Reduce over the members: a gradient, where `reducing` has named one."""
         managed, quorum = _reducing.get(), self._quorum
         if managed is None or quorum is None:
-            return self._reduce(tensors, opts)
+            return super().allreduce(tensors, opts)  # type: ignore[no-any-return]
         gradient, current_step = managed
-        work = None
+        work: dist.Work | None = None
+        named: AbstractContextManager[None] = nullcontext()
         try:
-            if gradient is None:
-                work = self._reduce(tensors, opts)
-            else:
+            if gradient is not None:
                 step = current_step()
                 quorum.begin_step(step, is_new_here=self._next_step not in (None, step))
-                work = self._allreduce_gradient(quorum, gradient, tensors, opts)
+                name, *rest = gradient
+                named = native.unit_pushed(quorum.unit_name(name), *rest)
+            with named:
+                work = super().allreduce(tensors, opts)
         except Exception as error:
             _note(quorum, error)
         return ManagedWork(work, tensors, lambda error: _note(quorum, error))
-
-    def _allreduce_gradient(
-        self, quorum: Quorum, gradient: Tag, tensors: list[torch.Tensor], opts: object
-    ) -> dist.Work:
-        name, *rest = gradient
-        core = native.load()
-        core.push_unit(quorum.unit_name(name), *rest)
-        try:
-            return self._reduce(tensors, opts)
-        finally:
-            core.pop_unit()
-
-    def _reduce(self, tensors: list[torch.Tensor], opts: object) -> dist.Work:
-        work: dist.Work = super().allreduce(tensors, opts)
-        return work
 
     def end_step(self, committed: bool, next_step: int) -> None:
         """End a step. What was refused is undone before the next one, which the manager will call `next_step`."""
@@ -253,6 +228,50 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     def _added_to_earlier(self, now: dict[str, Any]) -> dict[str, Any]:
         return {name: sum_of([self._earlier[name], now[name]]) if self._earlier else now[name] for name in _COUNTS}
+
+
+class ManagedWork(dist.Work):
+    """A Work that never raises: torchft's hook for DDP takes no exception, and asks `errored` before it commits.
+
+    work: what is waited for; None: the call failed at once. tensors: what is reduced, unspecified after an error.
+    """
+
+    def __init__(
+        self, work: dist.Work | None, tensors: list[torch.Tensor], report_error: Callable[[Exception], None]
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = tensors
+        self._report_error = report_error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the reduction is done or has failed; if it takes longer than `timeout`, it has failed, too."""
+        try:
+            if self._work is not None and not (self._work.wait(timeout) if timeout else self._work.wait()):
+                raise TimeoutError(f"isthmus: the reduction was not done within {timeout}")
+        except Exception as error:
+            self._report_error(error)
+        return True
+
+    def block_current_stream(self) -> None:
+        """Make the current stream wait."""
+        if self._work is not None:
+            self._work.block_current_stream()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of the tensors."""
+        if self._work is None:
+            done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            done.set_result(self._tensors)
+            return done
+        return self._work.get_future().then(self._value)
+
+    def _value(self, future: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+        try:
+            future.value()
+        except Exception as error:
+            self._report_error(error)
+        return self._tensors
 
 
 def _note(quorum: Quorum, error: Exception) -> None:

@@ -1,18 +1,48 @@
-"""torchft's manager, which tells Isthmus what it reduces and which steps count."""
+"""torchft's manager, which tells Isthmus which of its reductions are gradients and which steps count."""
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
 import torchft
 from torch.distributed import Work
 from torch.distributed.distributed_c10d import ReduceOp
+from torchft.ddp import DistributedDataParallel
+from torchft.local_sgd import _StreamingDiLoCoFragment
 
-from isthmus.torchft.gradients import gradient_of
+from isthmus.torch_private.callers import hooked_reduction_of
 from isthmus.torchft.group import ProcessGroupIsthmus
+from isthmus.units.prepared import Tag, tag_of
+
+# Torchft's functions that reduce gradients. A version that renames them fails here, and not by being exact.
+_DDP_BUCKET = DistributedDataParallel._comm_hook.__code__
+_DILOCO_PARAMETER = _StreamingDiLoCoFragment._allreduce_per_param.__code__
+_DILOCO_BUCKET = _StreamingDiLoCoFragment._bucketize_and_allreduce.__code__
+
+
+def gradient_of(tensor: torch.Tensor, caller: FrameType, should_quantize: bool) -> Tag | None:
+    """Return the unit whose gradient `caller` reduces, None if it reduces something else.
+
+    Torchft hands over a tensor and nothing else, so this looks at who calls.
+
+    caller: the frame that calls `Manager.allreduce`. should_quantize: the caller asks for a lossy sum.
+    """
+    name, values = "", caller.f_locals
+    if caller.f_code is _DDP_BUCKET:
+        name = f"bucket {values['bucket'].index()}"
+    elif caller.f_code is _DILOCO_PARAMETER:
+        name = f"fragment {values['self']._fragment_id}.{values['name']}"
+    elif caller.f_code is _DILOCO_BUCKET:
+        name = f"fragment {values['self']._fragment_id}.bucket"
+    elif found := hooked_reduction_of(tensor):  # FSDP2's
+        return tag_of(*found)
+    elif should_quantize:
+        name = "quantized"
+    return (name, 0, None, 0, None) if name else None
 
 
 def for_ddp(work: Work) -> Work:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of
-from isthmus.torch_private.models import flat_parameter_of, modules_of, root_of
+from isthmus.torch_private.models import first_name_of, flat_parameter_of, modules_of, root_of
 from isthmus.units.copies import why_fsdp1_is_exact
-from isthmus.units.identify import Tag, tag_of
-from isthmus.units.owners import number_of
+from isthmus.units.layout import clean_name
+from isthmus.units.models import number_of
 from isthmus.units.prepare import prepare_itself
-from isthmus.units.prepared import units_of_groups, weights_name
+from isthmus.units.prepared import Tag, names_of_dtensors, tag_of, units_of_groups
 
 
 def pass_begins() -> None:
@@ -39,8 +40,8 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.T
             module = modules_of(reducer)[0]
             prepare_itself(root_of(module) or module)
         return tag_of(reducer, parameters), None
-    flat = flat_parameter_of(parameters)
-    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(parameters), None), flat
+    tag = ("", 0, why_fsdp1_is_exact(parameters, reducer), number_of(parameters), None)
+    return tag, flat_parameter_of(parameters)
 
 
 def weights_caller() -> tuple[int, str]:
@@ -49,6 +50,11 @@ def weights_caller() -> tuple[int, str]:
     The owner is a number of this process, 0 if there is no unit on the stack: then the call is not known to gather
     parameters. The name is equal on all ranks.
     """
-    gatherer = gathering_object()
-    name = weights_name(gatherer) if gatherer is not None else None
+    gatherer, name = gathering_object(), None
+    if isinstance(gatherer, DTensor):
+        name = names_of_dtensors.get(gatherer)
+    elif (first := first_name_of(gatherer)) is not None:
+        name = f"fsdp1:{clean_name(first)}"
+    elif gatherer is not None and (found := units_of_groups.get(gatherer)) is not None:
+        name = found.full_name
     return (number_of(gatherer), name) if name is not None else (0, "")

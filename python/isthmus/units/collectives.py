@@ -6,23 +6,20 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
-from isthmus.torch_private.models import ParamGroup, collectives_of, modules_of, param_groups_of
-from isthmus.units.identify import handed_reduction
-from isthmus.units.models import shard_group
-from isthmus.units.owners import number_of
+from isthmus.torch_private.callers import reduction_of
+from isthmus.torch_private.models import ParamGroup, collectives_of, modules_of, param_groups_of, trainable_indexes
+from isthmus.units.models import number_of, shard_group
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import units_of_groups
+from isthmus.units.prepared import Tag, tag_of, units_of_groups
 
 # Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
@@ -42,7 +39,6 @@ class _Collective:
     """
 
     def __init__(self, unit: ParamGroup) -> None:
-        self._core = native.load()
         self._unit = weakref.ref(unit)
         self._allocated_on: MutableMapping[torch.Tensor, torch.cuda.Stream] = WeakIdKeyDictionary()
 
@@ -60,11 +56,11 @@ class _Collective:
         if stream is None:
             yield
             return
-        self._core.set_input_stream(stream.cuda_stream)
+        native.load().set_input_stream(stream.cuda_stream)
         try:
             yield
         finally:
-            self._core.set_input_stream(None)
+            native.load().set_input_stream(None)
 
 
 class UnitAllGather(_Collective):
@@ -88,14 +84,11 @@ class UnitAllGather(_Collective):
         is_followed = prefetch is not None and prefetch.gathers(unit)
         group = companion_of(group) or group
         in_halves = output_tensor.is_cuda and _sends_differences(group)
-        self._core.push_unit(units_of_groups[unit].full_name, owner=number_of(unit), in_halves=in_halves)
-        try:
-            with self._behind_the_stream_of(output_tensor):
-                work: dist.Work | None = dist.all_gather_into_tensor(
-                    output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
-                )
-        finally:
-            self._core.pop_unit()
+        pushed = native.unit_pushed(units_of_groups[unit].full_name, owner=number_of(unit), in_halves=in_halves)
+        with pushed, self._behind_the_stream_of(output_tensor):
+            work: dist.Work | None = dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
+            )
         if work is None or prefetch is None or not is_followed:
             return work
         return _Followed(work, lambda: prefetch.waited(unit))
@@ -140,45 +133,48 @@ class UnitReduceScatter(_Collective):
         unit = self._unit()
         shards = shard_group(unit)
         group = shards or group
-        self._core.push_unit(*handed_reduction(unit, shards, output_tensor, input_tensor))
+        pushed = native.unit_pushed(*_tag_of_reduction(unit, shards, output_tensor, input_tensor))
         # FSDP2 divides an input of another type on the stream of the call.
         is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
-        try:
-            with self._behind_the_stream_of(input_tensor) if is_as_filled else nullcontext():
-                work: dist.Work | None = dist.reduce_scatter_tensor(
-                    output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op
-                )
-        finally:
-            self._core.pop_unit()
+        with pushed, self._behind_the_stream_of(input_tensor) if is_as_filled else nullcontext():
+            work: dist.Work | None = dist.reduce_scatter_tensor(
+                output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op
+            )
         return work
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """A unit whose collectives were replaced, and its original collectives."""
+def _tag_of_reduction(
+    unit: ParamGroup, shards: dist.ProcessGroup | None, output: torch.Tensor, input: torch.Tensor
+) -> Tag:
+    """Return the tag of a unit that its own collective reduces. shards: its `shard_group`.
 
-    module: weakref.ref[nn.Module]
-    all_gather: Any
-    reduce_scatter: Any
+    The input's size tells whether all trainable parameters have gradients; only if not, this searches the stack.
+    """
+    tag = tag_of(unit, trainable_indexes(unit))
+    if shards is not None and tag[-1].row_elements * shards.size() == input.numel():
+        return tag
+    found = reduction_of(output, input)
+    if found is not None and found[0] is unit:
+        return tag_of(*found)
+    name, layout, _, owner, _ = tag
+    return name, layout, native.load().Reason.UNKNOWN_SET, owner, None
 
-    def restore(self) -> None:
-        """Give the unit its original collectives back."""
-        module: Any = self.module()
-        if module is not None:
-            module.set_custom_all_gather(self.all_gather)
-            module.set_custom_reduce_scatter(self.reduce_scatter)
 
-
-def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> Replaced:
-    """Hand FSDP2 our collectives for a unit. Returns what it replaced. prefetch: learns of each gather.
+def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> tuple[Any, Any]:
+    """Hand FSDP2 our collectives for a unit. Returns its own. prefetch: learns of each gather.
 
     What is being gathered arrives as it was begun.
     """
+    own = collectives_of(unit)
+    set_collectives(unit, UnitAllGather(unit, prefetch), UnitReduceScatter(unit))
+    return own
+
+
+def set_collectives(unit: ParamGroup, all_gather: Any, reduce_scatter: Any) -> None:
+    """Hand FSDP2 a unit's collectives."""
     module: Any = modules_of(unit)[0]
-    replaced = Replaced(weakref.ref(module), *collectives_of(unit))
-    module.set_custom_all_gather(UnitAllGather(unit, prefetch))
-    module.set_custom_reduce_scatter(UnitReduceScatter(unit))
-    return replaced
+    module.set_custom_all_gather(all_gather)
+    module.set_custom_reduce_scatter(reduce_scatter)
 
 
 def why_not_replaceable(unit: ParamGroup) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,21 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.backends import backends_of
-from isthmus.units.models import groups_of
-from isthmus.units.owners import owners_of
+from isthmus.units.models import groups_of, owners_of
 
-
-@dataclass(frozen=True)
-class _Follower:
-    """Who reduces a model, and over which groups. It does not keep the model alive."""
-
-    owners: set[int]
-    groups: list[dist.ProcessGroup]
-
-
-_followers: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[nn.Module, _Follower]] = (
-    weakref.WeakKeyDictionary()
-)
+# Of each scaler, who reduces its models, and over which groups.
+_Followers = weakref.WeakKeyDictionary[nn.Module, tuple[set[int], list[dist.ProcessGroup]]]
+_followers: weakref.WeakKeyDictionary[Any, _Followers] = weakref.WeakKeyDictionary()
 
 
 def follow(scaler: Any, model: nn.Module) -> None:
@@ -38,7 +26,7 @@ def follow(scaler: Any, model: nn.Module) -> None:
         kind: Any = type(scaler)
         scaler.__class__ = _followed(kind)
         _followers[scaler] = weakref.WeakKeyDictionary()
-    _followers[scaler][model] = _Follower(owners_of(model), groups_of(model))
+    _followers[scaler][model] = owners_of(model), groups_of(model)
 
 
 @functools.cache
@@ -52,7 +40,7 @@ def _followed(kind: Any) -> Any:
             new = self.get_scale()  # on a GPU the host waits for it
             # If the scaler itself lowered the scale, a gradient was not finite.
             if self.is_enabled():
-                _end_step(list(_followers[self].values()), old, new, skipped=new_scale is None and new < old)
+                _end_step(_followers[self], old, new, skipped=new_scale is None and new < old)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             _, _, *state = super().__reduce_ex__(2)
@@ -61,11 +49,10 @@ def _followed(kind: Any) -> Any:
     return Followed
 
 
-def _end_step(followers: Sequence[_Follower], old: float, new: float, *, skipped: bool) -> None:
+def _end_step(followers: _Followers, old: float, new: float, *, skipped: bool) -> None:
     """Undo a step that was skipped, let residuals follow the loss scale, and begin the next step."""
-    owners = {owner for follower in followers for owner in follower.owners}
-    groups = dict.fromkeys(group for follower in followers for group in follower.groups)
-    for backend in backends_of(groups):
+    owners = {owner for owned, _ in followers.values() for owner in owned}
+    for backend in backends_of(group for _, groups in followers.values() for group in groups):
         if skipped:
             backend.skip_step(owners)
         if not old or not new:  # nothing can be scaled back

@@ -46,7 +46,7 @@ class Layout:
     @cached_property
     def section_elements(self) -> tuple[int, ...]:
         """Return how many elements of a row belong to each parameter, padding included."""
-        return tuple(self._chunk_length(p) * _inner(p, p.dim + 1) * _outer(p) for p in self.parameters)
+        return tuple(map(self._section_elements, self.parameters))
 
     @cached_property
     def row_elements(self) -> int:
@@ -79,24 +79,15 @@ class Layout:
         num_rows, tail, parameters = json.loads(text)
         return Layout(tuple(Parameter(n, tuple(s), d, part) for n, s, d, part in parameters), num_rows, tail)
 
-    def _chunk_length(self, parameter: Parameter) -> int:
-        """Elements of one chunk along the sharded dimension."""
-        if not parameter.shape:
+    def _section_elements(self, parameter: Parameter) -> int:
+        shape, dim = parameter.shape, parameter.dim
+        if not shape:
             return 1
-        length = parameter.shape[parameter.dim]
-        if parameter.dim > 0 and length % self.num_rows:
+        if dim > 0 and shape[dim] % self.num_rows:
             raise ValueError(
-                f"dimension {parameter.dim} of {parameter.name!r}, {length}, does not divide by {self.num_rows} ranks"
+                f"dimension {dim} of {parameter.name!r}, {shape[dim]}, does not divide by {self.num_rows} ranks"
             )
-        return -(-length // self.num_rows)
-
-
-def _inner(parameter: Parameter, dim: int) -> int:
-    return math.prod(parameter.shape[dim:])
-
-
-def _outer(parameter: Parameter) -> int:
-    return math.prod(parameter.shape[: parameter.dim])
+        return -(-shape[dim] // self.num_rows) * math.prod(shape[:dim] + shape[dim + 1 :])
 
 
 def clean_name(name: str) -> str:
@@ -115,18 +106,15 @@ def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layou
     return Layout(layout.parameters, tail=-layout.row_elements % multiple_of)
 
 
-def mesh_part(mesh: Any) -> str:
-    """Return where `mesh` lies in its root mesh: "tp=1/2" for the dimensions along which its ranks do not vary.
+def fixed_coordinates(mesh: Any) -> dict[int, int]:
+    """Return where `mesh` lies in its root mesh: a coordinate in each dimension along which its ranks do not vary."""
+    places = torch.isin(root_mesh(mesh).mesh, mesh.mesh).nonzero()
+    return {dim: int(at[0]) for dim, at in enumerate(places.T) if len(at.unique()) == 1}
 
-    "" if there is no larger mesh.
-    """
+
+def mesh_part(mesh: Any) -> str:
+    """Return where `mesh` lies in its root mesh as text, "tp=1/2"; "" if there is no larger mesh."""
     root = root_mesh(mesh)
-    own = torch.isin(root.mesh, mesh.mesh.flatten())
-    positions = own.nonzero()
-    parts = []
-    for dim, size in enumerate(root.mesh.shape):
-        coordinates = set(positions[:, dim].tolist())
-        if size > 1 and len(coordinates) == 1:
-            name = root.mesh_dim_names[dim] if root.mesh_dim_names else str(dim)
-            parts.append(f"{name}={coordinates.pop()}/{size}")
-    return ",".join(parts)
+    names = root.mesh_dim_names or range(root.ndim)
+    fixed = ((dim, root.size(dim), at) for dim, at in fixed_coordinates(mesh).items())
+    return ",".join(f"{names[dim]}={at}/{size}" for dim, size, at in fixed if size > 1)

@@ -1,15 +1,19 @@
-"""The units of a model, their parameters, and the process groups that they are reduced over."""
+"""The units of a model, their parameters and owners, and the process groups that they are reduced over."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
 from isthmus.torch_private import models as private
 from isthmus.torch_private.models import ParamGroup
@@ -29,32 +33,21 @@ class Unit:
     replicate_group: dist.ProcessGroup | None = None
 
     @property
-    def num_shards(self) -> int:
-        """Return the number of ranks of the reduce-scatter; 1 if there is none."""
-        return self.shard_group.size() if self.shard_group is not None else 1
-
-    @property
     def process_groups(self) -> list[dist.ProcessGroup]:
         """Return the groups that the unit is reduced over."""
         return [group for group in (self.shard_group, self.replicate_group) if group is not None]
 
     def layout(self) -> Layout:
         """Return the layout of a reduction in which all parameters have gradients."""
-        if self.in_rows:
-            return rows(self.parameters, self.num_shards)
-        return concatenated(self.parameters, self.num_shards)
-
-
-def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
-    """Return the unit of a bucket that holds these parameters."""
-    return Unit(f"bucket {index}", tuple(parameters), replicate_group=process_group)
+        num_shards = self.shard_group.size() if self.shard_group is not None else 1
+        return (rows if self.in_rows else concatenated)(self.parameters, num_shards)
 
 
 def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
     """Return the process groups that gradients of `model` may be reduced over, with any backend."""
     units = [unit for _, unit in fsdp2_units(model)] + [unit for _, _, unit in fsdp1_units(model)]
     groups = [group for unit in units for group in unit.process_groups]
-    groups += [module.process_group for _, module in ddp_modules(model)]
+    groups += [module.process_group for module in ddp_modules(model)]
     # The mesh of a DTensor says nothing about FSDP2's groups: torch takes meshes of equal ranks for one another.
     if not groups:
         meshes = dict.fromkeys(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
@@ -73,34 +66,24 @@ def unit_name(module_names: Iterable[str]) -> str:
 
 def fsdp2_groups(model: nn.Module) -> list[ParamGroup]:
     """Return FSDP2's objects in `model`, each once."""
-    found = {id(group): group for module in model.modules() for group in private.param_groups_of(module)}
-    return list(found.values())
+    return list(dict.fromkeys(group for module in model.modules() for group in private.param_groups_of(module)))
 
 
 def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
     """Yield FSDP2's units in `model`."""
-    modules = dict(model.named_modules())
-    owners = {id(module): name for name, module in modules.items()}
-    found: dict[int, tuple[ParamGroup, list[str]]] = {}
-    for name, module in modules.items():
+    names = {module: name for name, module in model.named_modules()}
+    names_of: dict[ParamGroup, list[str]] = {}
+    for module, name in names.items():
         for group in private.param_groups_of(module):
-            found.setdefault(id(group), (group, []))[1].append(name)
-    for group, names in found.values():
-        yield (
-            group,
-            Unit(
-                name=unit_name(names) + _place_in_module(group),
-                parameters=tuple(_parameters(group, owners)),
-                in_rows=True,
-                shard_group=shard_group(group),
-                replicate_group=private.replicate_group(group),
-            ),
-        )
+            names_of.setdefault(group, []).append(name)
+    for group, own_names in names_of.items():
+        name, parameters = unit_name(own_names) + _place_in_module(group), tuple(_parameters(group, names))
+        yield group, Unit(name, parameters, True, shard_group(group), private.replicate_group(group))
 
 
 def _place_in_module(group: ParamGroup) -> str:
     """Return what distinguishes the units of a module that is sharded over several meshes (torch 2.15)."""
-    index = [id(other) for other in private.param_groups_of(private.modules_of(group)[0])].index(id(group))
+    index = private.param_groups_of(private.modules_of(group)[0]).index(group)
     return f" [{index + 1}]" if index else ""
 
 
@@ -108,29 +91,11 @@ def _place_in_module(group: ParamGroup) -> str:
 INPUT_BUFFERS = 2
 
 
-def let_reductions_overlap(groups: Sequence[ParamGroup]) -> None:
-    """Let FSDP2 pack the next unit's gradients while one is being reduced, unless the model was told otherwise.
-
-    This needs torch 2.13; older ones wait for the reduction first.
-    """
-    limits = {private.input_buffers(group) for group in groups}
-    in_symmetric_memory = any("SymmMem" in type(private.collectives_of(group)[1]).__name__ for group in groups)
-    if limits != {1} or in_symmetric_memory:  # 1 is torch's default; torch has one buffer of symmetric memory
-        return
-    for group in groups:
-        private.set_input_buffers(group, INPUT_BUFFERS)
-
-
-def gathers_ahead(model: nn.Module) -> bool:
-    """Return whether any unit of `model` gathers others ahead in forward passes."""
-    return any(private.prefetches(module) for group in fsdp2_groups(model) for module in private.modules_of(group))
-
-
-def _parameters(group: ParamGroup, module_names: dict[int, str]) -> Iterator[Parameter]:
-    """Yield a unit's parameters. `module_names`: by id of the module."""
+def _parameters(group: ParamGroup, module_names: dict[nn.Module, str]) -> Iterator[Parameter]:
+    """Yield a unit's parameters."""
     part = mesh_part(private.mesh_of(group))
     for param in private.parameters_of(group):
-        name = clean_name(f"{module_names[id(param.module)]}.{param.name}".lstrip("."))
+        name = clean_name(f"{module_names[param.module]}.{param.name}".lstrip("."))
         yield Parameter(name, tuple(param.shape), param.dim, part)
 
 
@@ -161,29 +126,49 @@ def fsdp2_roots(model: nn.Module) -> list[nn.Module]:
 # --- FSDP1 and DDP ---
 
 
-def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, Unit]]:
-    """Yield FSDP1's modules in `model`, each with its flat parameter and its unit."""
+def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, Any, Unit]]:
+    """Yield FSDP1's modules in `model`, each with the handle of its flat parameter and its unit."""
     for prefix, module in model.named_modules():
         handle = private.handle_of(module)
         if handle is None or not (flat := private.flat_parameter_of(handle)).requires_grad:
             continue
         names = ((name and f"{prefix}.{name}".lstrip("."), shape) for name, shape in private.parts_of(flat))
-        yield (
-            module,
-            flat,
-            Unit(
-                name=unit_name([prefix]),
-                parameters=tuple(Parameter(clean_name(name), tuple(shape)) for name, shape in names),
-                shard_group=module.process_group if private.is_sharded(handle) else None,
-                replicate_group=private.hybrid_group(module) if private.is_sharded(handle) else module.process_group,
-            ),
-        )
+        parameters = tuple(Parameter(clean_name(name), tuple(shape)) for name, shape in names)
+        groups = (module.process_group, private.hybrid_group(module))
+        shard_group, replicate_group = groups if private.is_sharded(handle) else (None, groups[0])
+        name = unit_name([prefix])
+        yield module, handle, Unit(name, parameters, shard_group=shard_group, replicate_group=replicate_group)
 
 
-def ddp_modules(model: nn.Module) -> list[tuple[str, nn.parallel.DistributedDataParallel]]:
-    """Return the DDP modules in `model`, by name."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.parallel.DistributedDataParallel)
-    ]
+def ddp_modules(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+    """Return the DDP modules in `model`."""
+    return [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+
+
+# --- Their owners: FSDP2's and FSDP1's objects, DDP's modules, DTensors ---
+# The native module keeps the state of a unit with the number of its owner, and frees its memory once the owner is gone.
+
+_numbers = itertools.count(1)
+_number_of: MutableMapping[Any, int] = WeakIdKeyDictionary()
+
+
+def number_of(owner: Any) -> int:
+    """Return the number of a unit's owner, which this process never uses again."""
+    number: int | None = _number_of.get(owner)
+    if number is None:
+        number = _number_of[owner] = next(_numbers)
+        weakref.finalize(owner, native.load().forget_owner, number).atexit = False
+    return number
+
+
+def living() -> set[int]:
+    """Return the numbers of all living owners that reduced, or may reduce, a unit."""
+    return set(_number_of.values())
+
+
+def owners_of(model: nn.Module) -> set[int]:
+    """Return the numbers of the owners that reduce gradients of `model`."""
+    reducers: list[Any] = [*fsdp2_groups(model), *filter(None, map(private.handle_of, model.modules()))]
+    reducers += ddp_modules(model)
+    reducers += [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    return {number_of(reducer) for reducer in reducers}

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from isthmus.torch_private.models import ParamGroup, gather_ahead, is_in_forward, modules_of
-from isthmus.units.models import gathers_ahead
+from isthmus.torch_private.models import ParamGroup, gather_ahead, is_in_forward, modules_of, prefetches
+from isthmus.units.models import fsdp2_groups
 
 logger = logging.getLogger("isthmus")
 
@@ -30,7 +30,6 @@ class Prefetch:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
         self._first: list[weakref.ref[ParamGroup]] = []  # what the first pass has gathered
         self._next: dict[weakref.ref[ParamGroup], weakref.ref[ParamGroup]] | None = None  # None: no pass has shown it
         self._unused: dict[weakref.ref[ParamGroup], None] | None = None  # not waited for; None: there is no pass
@@ -70,7 +69,7 @@ class Prefetch:
             hook.remove()
         self._next, self._unused = None, None
 
-    def _ends(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
+    def _ends(self, model: nn.Module, _inputs: Any, output: Any) -> None:
         if self._unused is None:  # the pass began before
             return
         unused = [unit for reference in self._unused if (unit := reference()) is not None]
@@ -82,18 +81,15 @@ class Prefetch:
         if output is None:  # the pass raised an error
             return
         if self._next is None:
-            self._set(self._first)
+            is_repeated = len(set(self._first)) < len(self._first)  # then a unit has several next ones
+            modules = (module for group in fsdp2_groups(model) for module in modules_of(group))
+            if is_repeated or any(map(prefetches, modules)):
+                self.end()
+            else:
+                self._next = dict(pairwise(self._first))
         elif unused:  # as in every other order
             logger.warning(
                 "forward passes of a model use units of FSDP2 in different orders: from now on each unit is gathered "
                 "when it is called, and not one ahead"
             )
             self.end()
-
-    def _set(self, order: list[weakref.ref[ParamGroup]]) -> None:
-        model = self._model()
-        is_repeated = len(set(order)) < len(order)  # then a unit has several next ones
-        if model is None or is_repeated or gathers_ahead(model):
-            self.end()
-        else:
-            self._next = dict(pairwise(order))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,15 +14,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from isthmus import native
-from isthmus.backends import group_on_isthmus
-from isthmus.job import warn_on_first_rank
-from isthmus.torch_private.models import ParamGroup, device_of, gather_group, handle_of
+from isthmus.backends import backends_of, group_on_isthmus
+from isthmus.job import is_first_rank, warn_once
+from isthmus.torch_private.models import ParamGroup, device_of, flat_parameter_of, gather_group, set_input_buffers
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
-from isthmus.units.collectives import replace_collectives, why_not_replaceable
+from isthmus.units.collectives import replace_collectives, set_collectives, why_not_replaceable
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Parameter, clean_name
 from isthmus.units.models import (
+    INPUT_BUFFERS,
     Unit,
     ddp_modules,
     fsdp1_units,
@@ -29,13 +31,11 @@ from isthmus.units.models import (
     fsdp2_roots,
     fsdp2_units,
     groups_of,
-    let_reductions_overlap,
+    number_of,
     shard_group,
 )
-from isthmus.units.owners import number_of
 from isthmus.units.prefetch import Prefetch
 from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
-from isthmus.units.rows import noisy_rows
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -87,7 +87,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     if earlier is None:
         forget_what_prepared_itself(model)
         _prepared[model] = _prepare_units(model, Prepared(name, units, prefetch))
-        warn_on_first_rank(noisy_rows(model, _prepared[model]))
+        _warn_of_noisy_rows(model, _prepared[model])
     elif (earlier.name, earlier.patterns, earlier.prefetches) != (name, units, prefetch):
         raise ValueError(
             f"this model was prepared with name={earlier.name!r}, units={earlier.patterns!r} and "
@@ -101,9 +101,10 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
 def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     fsdp2 = {group: unit for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)}
-    fsdp1 = [(module, flat, unit) for module, flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
-    ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
-    prepared.units = [*fsdp2.values(), *(unit for _, _, unit in fsdp1)]
+    fsdp1 = [found for found in fsdp1_units(model) if _is_on_isthmus(found[-1].process_groups)]
+    ddp = [module for module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
+    prepared.units = {number_of(group): unit for group, unit in fsdp2.items()}
+    prepared.units |= {number_of(handle): unit for _, handle, unit in fsdp1}
     if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
         return prepared
@@ -112,19 +113,15 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
             f"there are {len(ddp)} DDP modules in this model: prepare each of them, with a name of its own"
         )
     for module in ddp:
-        prepared.bucket_group = module.process_group
         prepared.bucket_parameters = tuple(bucket_parameters(module).values())
     for group in fsdp2:
         if found := units_of_groups.get(group):
             raise ValueError(f"unit {found.unit.name!r} of FSDP2 belongs to another prepared model")
-    owners = {unit.name: number_of(group) for group, unit in fsdp2.items()}
-    owners |= {unit.name: number_of(handle_of(module)) for module, _, unit in fsdp1}
-    owners |= {"bucket": number_of(ddp[0])} if ddp else {}
-    prepared.take_number(groups_of(model), owners)
+    prepared.take_number(groups_of(model), number_of(ddp[0]) if ddp else None)
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
-    for fsdp_module, flat, unit in fsdp1:
-        exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
-        _name_parameter(flat, unit, prepared, exact, handle_of(fsdp_module))
+    for fsdp_module, handle, unit in fsdp1:
+        exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(handle, fsdp_module)
+        _name_parameter(flat_parameter_of(handle), unit, prepared, exact, handle)
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
@@ -150,13 +147,13 @@ def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
         for group, unit in fsdp2_units(root)
         if group not in units_of_groups and _is_of_isthmus(unit.process_groups)
     }
-    prepared = _prepared_themselves[root] = Prepared("", "*", prefetches=True, units=list(units.values()))
-    groups = dict.fromkeys(group for unit in prepared.units for group in unit.process_groups)
-    prepared.take_number(groups, {unit.name: number_of(group) for group, unit in units.items()})
+    prepared = _prepared_themselves[root] = Prepared("", "*", prefetches=True)
+    prepared.units = {number_of(group): unit for group, unit in units.items()}
+    prepared.take_number(dict.fromkeys(group for unit in units.values() for group in unit.process_groups))
     _prepare_fsdp2(root, prepared, units, _is_of_isthmus)
     if begins_pass and prepared.prefetch is not None:
         prepared.prefetch.begin()
-    warn_on_first_rank(noisy_rows(root, prepared))
+    _warn_of_noisy_rows(root, prepared)
 
 
 def _prepare_fsdp2(
@@ -166,19 +163,16 @@ def _prepare_fsdp2(
     crosses: Callable[[Iterable[dist.ProcessGroup]], bool],
 ) -> None:
     """Register FSDP2's units, and hand those whose gathers or reduce-scatters cross collectives of their own."""
-    for group, unit in units.items():
-        full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
-        units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
-    let_reductions_overlap(list(units))
+    set_input_buffers(units, INPUT_BUFFERS)
     if prepared.prefetches and any(device_of(group).type == "cuda" for group in units):
         prepared.prefetch = Prefetch(model)
     for group, unit in units.items():
-        if not crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
-            continue
-        if reason := why_not_replaceable(group):
-            prepared.kept[unit.name] = reason
-        else:
-            prepared.replaced.append(replace_collectives(group, prepared.prefetch))
+        full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
+        record = units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
+        if crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
+            record.kept = why_not_replaceable(group)
+            if not record.kept:
+                record.collectives = replace_collectives(group, prepared.prefetch)
 
 
 def forget_what_prepared_itself(model: nn.Module) -> None:
@@ -195,15 +189,15 @@ def forget(model: nn.Module) -> None:
 def _undo(model: nn.Module, prepared: Prepared | None) -> None:
     if prepared is None:
         return
-    for replaced in prepared.replaced:
-        replaced.restore()
     if prepared.prefetch is not None:
         prepared.prefetch.end()
-    for _, module in ddp_modules(model):
+    for module in ddp_modules(model):
         end_bucket_hook(module, prepared)
     for group in fsdp2_groups(model):
         found = units_of_groups.get(group)
         if found is not None and found.prepared is prepared:
+            if found.collectives is not None:
+                set_collectives(group, *found.collectives)
             del units_of_groups[group]
 
 
@@ -229,9 +223,12 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     if not parameters or not _is_on_isthmus(groups_of(model)):
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
     # Only the model knows over which dimensions of its mesh a parameter is reduced.
-    prepared.units = [Unit(clean_name(name), (Parameter(clean_name(name), tuple(p.shape)),)) for name, p in parameters]
-    prepared.take_number(groups_of(model), {clean_name(name): number_of(p) for name, p in parameters})
-    for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
+    for name, parameter in parameters:
+        unit_name = clean_name(name)
+        prepared.units[number_of(parameter)] = Unit(unit_name, (Parameter(unit_name, tuple(parameter.shape)),))
+    prepared.take_number(groups_of(model))
+    for _, parameter in parameters:
+        unit = prepared.units[number_of(parameter)]
         _name_parameter(parameter, unit, prepared, prepared.exact_reason(unit.name), parameter)
         names_of_dtensors[parameter] = prepared.full_name(unit.name)
 
@@ -249,6 +246,40 @@ def _what_was_found(model: nn.Module) -> str:
     return f"{text} on {', '.join(groups)}" if groups else text
 
 
+# --- Rows of embeddings that share groups of codec `quant` with other parameters or rows: see docs/choosing.md ---
+
+#: Half a group: zeros that fill one come through as zeros.
+_HALF_GROUP = 64
+
+
+def _warn_of_noisy_rows(model: nn.Module, prepared: Prepared) -> None:
+    """Say on rank 0 what to do about the first rows whose zero gradients get noise from their neighbours."""
+    options = [backend.options for backend in backends_of(groups_of(model)) if backend.options.codec == "quant"]
+    embeddings = {
+        clean_name(f"{name}.weight".lstrip("."))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+    }
+    for unit in prepared.units.values() if is_first_rank() else ():
+        is_coded = any(native.load().unit_is_compressed(each.units, prepared.full_name(unit.name)) for each in options)
+        for name in _noisy_in(unit, embeddings) if is_coded and not prepared.exact_reason(unit.name) else ():
+            warn_once(
+                f"rows of {name} share groups of {2 * _HALF_GROUP} elements with others: where a token does not occur, "
+                f'a gradient of zero gets some noise, of which Adam makes whole steps. units="!{unit.name}" leaves '
+                f"the unit exact; a width that {_HALF_GROUP} divides, in a unit of its own, has no noise"
+            )
+            return
+
+
+def _noisy_in(unit: Unit, embeddings: set[str]) -> Iterator[str]:
+    layout, begin = unit.layout(), 0
+    for parameter, elements in zip(layout.parameters, layout.section_elements, strict=True):
+        width = math.prod(parameter.shape[1:]) // (1 if parameter.dim == 0 else layout.num_rows)
+        if parameter.name in embeddings and (begin % _HALF_GROUP or width % _HALF_GROUP):
+            yield f"{parameter.name} ({width} elements)"
+        begin += elements
+
+
 # --- Reductions that a user names ---
 
 
@@ -264,9 +295,5 @@ def unit(name: str) -> Iterator[None]:
     """
     if not name:
         raise ValueError("a unit needs a name")
-    core = native.load()
-    core.push_unit(name, by_user=True)
-    try:
+    with native.unit_pushed(name, by_user=True):
         yield
-    finally:
-        core.pop_unit()

@@ -1,11 +1,14 @@
-"""The record of a prepared model: the names of its units, and their layouts; and to which one a unit belongs."""
+"""The record of a prepared model: the names of its units, and their layouts; and which unit FSDP reduces or gathers.
+
+A unit's own collectives know it. Else FSDP is found on the stack of the call (torch_private/callers.py).
+"""
 
 from __future__ import annotations
 
 import itertools
-import re
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +17,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.torch_private.models import ParamGroup, first_name_of
-from isthmus.units.layout import Layout, Parameter, clean_name
-from isthmus.units.models import Unit, bucket_unit
+from isthmus.torch_private.models import ParamGroup, section_elements
+from isthmus.units.copies import why_fsdp2_is_exact
+from isthmus.units.layout import Layout, Parameter
+from isthmus.units.models import Unit, label_of, number_of
 
 if TYPE_CHECKING:
     from isthmus import _C
-    from isthmus.units.collectives import Replaced
     from isthmus.units.prefetch import Prefetch
+
+#: DDP rebuilds its buckets after the first backward pass, or after the second with a static graph.
+PASSES_BEFORE_REBUILD = 2
 
 
 @dataclass
@@ -32,15 +38,12 @@ class Prepared:
     patterns: str
     prefetches: bool
     number: int = 0  # tells models of equal names in one group apart
-    units: list[Unit] = field(default_factory=list)  # FSDP's
-    bucket_group: dist.ProcessGroup | None = None  # DDP's
+    units: dict[int, Unit] = field(default_factory=dict)  # FSDP's and DTensors', by owner
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
     # The layouts of reductions so far, by hash; a checkpoint saves them with residuals.
     layouts: dict[int, Layout] = field(default_factory=dict)
-    # DDP's buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
-    settled: set[tuple[str, int]] = field(default_factory=set)
-    replaced: list[Replaced] = field(default_factory=list)  # FSDP2's collectives
-    kept: dict[str, str] = field(default_factory=dict)  # why units keep FSDP2's collectives
+    # How many backward passes had each bucket of DDP, by name and layout.
+    bucket_passes: Counter[tuple[str, int]] = field(default_factory=Counter)
     prefetch: Prefetch | None = None
 
     def base_name(self, unit_name: str) -> str:
@@ -52,30 +55,21 @@ class Prepared:
         name = self.base_name(unit_name)
         return f"{name} ({self.number + 1})" if self.number else name
 
-    def bucket_named(self, name: str) -> Unit | None:
-        """Return a bucket of DDP by its name without the model's number; it may hold any parameters."""
-        index = re.search(r"bucket (\d+)", name)
-        if index and self.bucket_group is not None and self.base_name(index[0]) in (name, name.partition(" (")[0]):
-            return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
-        return None
-
-    def take_number(self, groups: Iterable[dist.ProcessGroup], owners: Mapping[str, int]) -> None:
-        """Take the first number that no others have in any group. owners: who reduces, by the names of units.
+    def take_number(self, groups: Iterable[dist.ProcessGroup], bucket_owner: int | None = None) -> None:
+        """Take the first number that no others have in any group. bucket_owner: DDP's.
 
         Every rank prepares alike, so all take the same one.
         """
+        owners = {self.base_name(unit.name): owner for owner, unit in self.units.items()}
+        owners |= {self.base_name("bucket"): bucket_owner} if bucket_owner is not None else {}
         taken = [_taken.setdefault(group, {}) for group in groups]
 
         def is_free(number: int) -> bool:
-            return all(
-                names.get((self.base_name(name), number), owner) == owner
-                for names in taken
-                for name, owner in owners.items()
-            )
+            return all(names.get((name, number), owner) == owner for names in taken for name, owner in owners.items())
 
         self.number = next(filter(is_free, itertools.count()))
         for names in taken:
-            names.update({(self.base_name(name), self.number): owner for name, owner in owners.items()})
+            names.update({(name, self.number): owner for name, owner in owners.items()})
 
     def exact_reason(self, unit_name: str) -> _C.Reason | None:
         """Return why a unit stays exact, None if it does not."""
@@ -87,9 +81,9 @@ class Prepared:
         self.layouts[layout.hash] = layout
         return layout.hash
 
-    def expect(self, unit: Unit, layout: Layout) -> int:
-        """Note a layout from a checkpoint, which counts as settled; return its hash."""
-        self.settled.add((self.full_name(unit.name), layout.hash))
+    def expect(self, bucket: str, layout: Layout) -> int:
+        """Note a bucket's layout from a checkpoint, after which no rebuild is expected; return its hash."""
+        self.bucket_passes[self.full_name(bucket), layout.hash] = PASSES_BEFORE_REBUILD
         return self.remember(layout)
 
 
@@ -113,25 +107,32 @@ class PreparedUnit:
     prepared: Prepared
     full_name: str
     exact: _C.Reason | None  # why its name keeps it exact
+    collectives: tuple[Any, Any] | None = None  # its own, where Isthmus's took their place
+    kept: str = ""  # why it keeps its own collectives
 
 
 units_of_groups: weakref.WeakKeyDictionary[ParamGroup, PreparedUnit] = weakref.WeakKeyDictionary()
 
+# The native module's form of a unit: name, layout, why it is exact, owner, sections.
+Tag = tuple[str, int, "_C.Reason | None", int, Any]
 
-# --- Gathers of weights ---
+# Of FSDP2's objects, why copies keep their reductions exact, and their sections by the indexes of parameters.
+_known: weakref.WeakKeyDictionary[ParamGroup, tuple[_C.Reason | None, dict[tuple[int, ...], Any]]]
+_known = weakref.WeakKeyDictionary()
+
+
+def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
+    """Return the tag of a unit of FSDP2 whose parameters with these indexes have gradients."""
+    if group not in _known:
+        _known[group] = why_fsdp2_is_exact(group), {}
+    why_copies, sections = _known[group]
+    if indexes not in sections:
+        sections[indexes] = native.load().Sections([(index, section_elements(group, index)) for index in indexes])
+    found = units_of_groups.get(group)
+    if found is None:  # of another backend, in a hook
+        return label_of(group), 0, why_copies, number_of(group), sections[indexes]
+    return found.full_name, 0, found.exact or why_copies, number_of(group), sections[indexes]
+
 
 # The names of parameters that SimpleFSDP and others gather one by one.
 names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
-
-
-def weights_name(gatherer: Any) -> str | None:
-    """Return the name of the unit whose parameters `gatherer` gathers, None if it is not known to be a unit.
-
-    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor.
-    """
-    if isinstance(gatherer, DTensor):
-        return names_of_dtensors.get(gatherer)
-    if (first := first_name_of(gatherer)) is not None:
-        return f"fsdp1:{clean_name(first)}"
-    found = units_of_groups.get(gatherer)
-    return found.full_name if found is not None else None

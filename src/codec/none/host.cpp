@@ -4,10 +4,10 @@
 #include <bit>
 #include <cstring>
 
-#include "codec/checksum.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus {
 namespace {

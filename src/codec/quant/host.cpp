@@ -5,11 +5,11 @@
 #include <cstring>
 #include <vector>
 
-#include "codec/checksum.h"
 #include "codec/packet_sizes.h"
 #include "codec/quant/settings.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus {
 namespace {
@@ -86,7 +86,7 @@ int64_t QuantCodec::packet_bytes(int64_t num_elements) const {
 CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
   const QuantShape shape = quant_shape(piece.num_elements);
   const QuantLayout layout = quant_layout(bits_, shape);
-  check_quant_piece(piece, residual, keeps_residual_, packet, layout.end);
+  check_float32_piece(name(), piece, residual, keeps_residual_, packet, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
   const uint64_t seed = kernels::quant_seed(context.unit_hash, context.step, context.segment, context.sender);
   const float* values = piece.as<float>();
@@ -126,7 +126,8 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
 CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
   const QuantShape shape = quant_shape(out.num_elements);
   const QuantLayout layout = quant_layout(bits_, shape);
-  check_float32_packets(name(), packets, num_packets, out, layout.end);
+  check_float32_sum(name(), out);
+  check_packets(name(), packets, num_packets, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
   const auto packet_at = [&](int p) { return packets.as<std::byte>() + p * layout.end; };
 

@@ -1,7 +1,6 @@
 #include "codec/quant/settings.h"
 
 #include "codec/packet_sizes.h"
-#include "isthmus/error.h"
 
 namespace isthmus {
 
@@ -43,19 +42,6 @@ QuantLayout quant_layout(int bits, const QuantShape& shape) {
 
 PacketHeader make_quant_header(int bits, int64_t num_elements, PacketContext context) {
   return make_header(CodecId::kQuant, DataType::kFloat32, num_elements, static_cast<uint64_t>(bits) | kCode, context);
-}
-
-void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_residual, ConstBuffer packet,
-                       int64_t packet_bytes) {
-  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32, "codec quant encodes float32 pieces, not ",
-                to_string(piece.dtype));
-  ISTHMUS_CHECK(Error, !keeps_residual || residual.dtype == DataType::kFloat32,
-                "codec quant keeps float32 residuals, not ", to_string(residual.dtype));
-  const int64_t residual_elements = keeps_residual ? piece.num_elements : 0;
-  ISTHMUS_CHECK(Error, residual.num_elements == residual_elements, "codec quant: residual of ", residual.num_elements,
-                " elements where ", residual_elements, " are needed");
-  ISTHMUS_CHECK(Error, packet.bytes() == packet_bytes, "codec quant: packet of ", packet.bytes(), " bytes where ",
-                packet_bytes, " are needed");
 }
 
 }  // namespace isthmus

@@ -21,8 +21,4 @@ kernels::QuantLayout quant_layout(int bits, const kernels::QuantShape& shape);
 // A packet's header without the checksum.
 PacketHeader make_quant_header(int bits, int64_t num_elements, PacketContext context);
 
-// Throws Error if a caller's buffers have the wrong type or size.
-void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_residual, ConstBuffer packet,
-                       int64_t packet_bytes);
-
 }  // namespace isthmus

@@ -44,7 +44,7 @@ kernels::SlabScratch carve_slabs(Carver& carver, const TagcShape& shape, int64_t
 
 // Fills in what jobs of encoding and of decoding share.
 template <typename Job>
-Job TagcDevice::plan(int64_t num_elements, PacketContext context) const {
+Job TagcMaker::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};
   job.shape = settings_.shape(num_elements);
   job.layout = tagc_layout(job.shape);
@@ -54,7 +54,7 @@ Job TagcDevice::plan(int64_t num_elements, PacketContext context) const {
   return job;
 }
 
-TagcEncodeJob TagcDevice::plan_encode(int64_t num_elements, PacketContext context) const {
+TagcEncodeJob TagcMaker::plan_encode(int64_t num_elements, PacketContext context) const {
   ISTHMUS_CHECK(Error, num_elements <= kernels::kMaxDeviceElements, "codec tagc on a device encodes pieces of up to ",
                 kernels::kMaxDeviceElements, " elements, not ", num_elements);
   auto job = plan<TagcEncodeJob>(num_elements, context);
@@ -63,19 +63,11 @@ TagcEncodeJob TagcDevice::plan_encode(int64_t num_elements, PacketContext contex
   return job;
 }
 
-TagcDecodeJob TagcDevice::plan_decode(const DecodeSize& size, PacketContext context) const {
-  return plan<TagcDecodeJob>(size.num_elements, context);
+TagcDecodeJob TagcMaker::plan_decode(int64_t num_elements, PacketContext context) const {
+  return plan<TagcDecodeJob>(num_elements, context);
 }
 
-void TagcDevice::check(const DeviceEncode& encode, int64_t packet_bytes) {
-  check_tagc_piece(widened(encode.piece), encode.residual, encode.packet, packet_bytes);
-}
-
-void TagcDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
-  check_float32_packets(kName, decode.packets, num_places(decode), widened(decode.out), packet_bytes);
-}
-
-void TagcDevice::carve(Carver& carver, TagcEncodeJob& job) {
+void TagcMaker::carve(Carver& carver, TagcEncodeJob& job) {
   carver.align();
   job.state = carver.take<kernels::SelectState>(1);
   carver.align();
@@ -86,7 +78,7 @@ void TagcDevice::carve(Carver& carver, TagcEncodeJob& job) {
   job.slabs = carve_slabs(carver, job.shape, 1, 1);
 }
 
-void TagcDevice::carve(Carver& carver, TagcDecodeJob& job) {
+void TagcMaker::carve(Carver& carver, TagcDecodeJob& job) {
   const int64_t at_once = job.to_places ? job.num_packets : 1;
   job.found = carver.take<uint32_t>(job.num_places());
   carver.align();
@@ -95,7 +87,10 @@ void TagcDevice::carve(Carver& carver, TagcDecodeJob& job) {
   job.cells = carver.take<uint32_t>(at_once * job.shape.num_cells());
   carver.align();
   job.slabs = carve_slabs(carver, job.shape, job.num_places(), at_once);
-  carve_sum(carver, job);
+  if (job.sum.num_elements > 0) {
+    carver.align();
+    job.sum.data = carver.take<float>(job.sum.num_elements);
+  }
 }
 
 }  // namespace isthmus

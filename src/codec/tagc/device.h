@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/device_jobs.h"
+#include "codec/passes_codec.h"
 #include "codec/tagc/settings.h"
 #include "kernels/tagc/job.h"
 
@@ -12,34 +12,34 @@ namespace isthmus {
 // num_keys: how many packets have keys; num_tables: how many are peeled at once.
 kernels::SlabScratch carve_slabs(Carver& carver, const kernels::TagcShape& shape, int64_t num_keys, int64_t num_tables);
 
-// A JobMaker (device_jobs.h). All sizes follow from the number of elements and the options. Packets, residuals and
+// A maker (passes_codec.h). All sizes follow from the number of elements and the options. Packets, residuals and
 // sums have the bits of TagcCodec's, except for which NaN a sum is. Pieces are float32, bfloat16 or float16, and are
 // encoded as if widened to float32; above kMaxDeviceElements they throw Error. Residuals and sums are float32. Packets
-// and scratch memory begin at multiples of 64 bytes. Packets that go to places are all decoded at once.
-class TagcDevice : public DeviceJobs<TagcDevice> {
+// that go to places are all decoded at once.
+class TagcMaker {
  public:
   static constexpr const char* kName = "tagc";
-  static constexpr Alignment kAlignment = {.packets = 64, .scratch = 64};
+  static constexpr int64_t kAlignment = 64;
+  static constexpr bool kIsExact = false;
 
   // Uses the options of TagcCodec.
-  explicit TagcDevice(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
+  explicit TagcMaker(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
 
   int64_t packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
   static bool keeps_residual() { return true; }
 
-  // Also for the single-tier form.
   kernels::TagcEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
+  kernels::TagcDecodeJob plan_decode(int64_t num_elements, PacketContext context) const;
+  void check_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet) const {
+    check_float32_piece(kName, widened(piece), residual, true, packet, packet_bytes(piece.num_elements));
+  }
+  static void check_sum(ConstBuffer out, bool /*is_shard*/) { check_float32_sum(kName, widened(out)); }
   static void carve(Carver& carver, kernels::TagcEncodeJob& job);
+  static void carve(Carver& carver, kernels::TagcDecodeJob& job);
 
  private:
-  friend class DeviceJobs<TagcDevice>;
-
   template <typename Job>
   Job plan(int64_t num_elements, PacketContext context) const;
-  kernels::TagcDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
-  static void check(const DeviceEncode& encode, int64_t packet_bytes);
-  static void check(const DeviceDecode& decode, int64_t packet_bytes);
-  static void carve(Carver& carver, kernels::TagcDecodeJob& job);
 
   TagcSettings settings_;
 };

@@ -1,31 +1,19 @@
 #include "codec/tagc/flat.h"
 
 #include "codec/gpu_device.h"
-#include "codec/tagc/flat_executors.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
-namespace {
 
-constexpr int kMaxWorldOfCounts = 15;  // the most that a 4-bit count holds
-
-}  // namespace
-
-TagcFlat::TagcFlat(const Options& options, int world_size, TagcLimits limits)
-    : settings_(options, limits), index_bits_(options.index_bits) {
-  ISTHMUS_CHECK(OptionError, options.index_bits == 1 || options.index_bits == 4, "index_bits is ", options.index_bits,
-                ", must be 1 or 4");
+TagcFlat::TagcFlat(const Options& options, TagcLimits limits) : settings_(options, limits) {
   ISTHMUS_CHECK(OptionError, settings_.cell_type == kernels::CellType::kFloat32, "cell_type is ", options.cell_type,
                 ", must be fp32 with tiers=flat, where sums of several ranks are merged in a cell");
   ISTHMUS_CHECK(OptionError, options.ratio != 0,
                 "ratio is 0, rows by load: must be 1 to 64 with tiers=flat, where the load depends on all ranks");
-  ISTHMUS_CHECK(OptionError, options.index_bits == 1 || world_size <= kMaxWorldOfCounts,
-                "index_bits is 4, which counts to ", kMaxWorldOfCounts, ", with ", world_size,
-                " ranks: use index_bits=1");
 }
 
 int64_t TagcFlat::index_bytes(int64_t shard_elements) const {
-  return settings_.shape(shard_elements).index_words() * 8 * index_bits_;
+  return settings_.shape(shard_elements).index_words() * 8;
 }
 
 int64_t TagcFlat::sketch_elements(int64_t shard_elements) const { return settings_.shape(shard_elements).num_cells(); }
@@ -60,11 +48,11 @@ void TagcFlat::check(ConstBuffer merged_index, ConstBuffer summed_sketch, ConstB
                 sketch_elements(out.num_elements));
 }
 
-std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, int world_size, Device& device) {
+std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, Device& device) {
   if (device.is_host()) {
-    return std::make_unique<TagcFlatOnHost>(options, world_size);
+    return std::make_unique<TagcFlatOnHost>(options);
   }
-  return std::make_unique<TagcFlatOnDevice>(options, world_size, dynamic_cast<GpuDevice&>(device).passes());
+  return std::make_unique<TagcFlatOnDevice>(options, dynamic_cast<GpuDevice&>(device).passes());
 }
 
 }  // namespace isthmus

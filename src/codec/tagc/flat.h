@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "codec/gpu_device.h"
+#include "codec/tagc/device.h"
 #include "codec/tagc/settings.h"
 #include "isthmus/codec.h"
 #include "isthmus/device.h"
@@ -28,10 +31,9 @@ struct FlatChunks {
 // each step is part of what is enqueued.
 class TagcFlat {
  public:
-  // Uses ratio, sparsity and index_bits. Throws OptionError if one is out of its range, if index_bits is 4 with more
-  // than 15 ranks (counts would overflow), if error_feedback is off, and for what a single tier does not support: cells
-  // other than fp32, which alone can be summed, and rows by load.
-  TagcFlat(const Options& options, int world_size, TagcLimits limits);
+  // Uses ratio and sparsity. Throws OptionError if one is out of its range, if error_feedback is off, and for what a
+  // single tier does not support: cells other than fp32, which alone can be summed, and rows by load.
+  TagcFlat(const Options& options, TagcLimits limits);
   virtual ~TagcFlat() = default;
 
   // The sizes of one shard's index and sketch (float32 elements). Both are multiples of 8 bytes.
@@ -44,8 +46,7 @@ class TagcFlat {
 
   virtual CodecCounts encode(const FlatChunks& chunks, PacketContext context, Workspace workspace) = 0;
 
-  // Merges the index of one shard with that of other ranks: 1 bit by bitwise or, 4 bits by adding counts. Sketches are
-  // summed.
+  // Merges the index of one shard with that of other ranks, by bitwise or. Sketches are summed.
   virtual void merge(ConstBuffer arrived, Buffer index, Stream stream) = 0;
 
   // Decodes the merged index and the summed sketch of this rank's shard into `out` (float32, overwritten), and consumes
@@ -59,9 +60,48 @@ class TagcFlat {
   void check(ConstBuffer merged_index, ConstBuffer summed_sketch, ConstBuffer out) const;
 
   TagcSettings settings_;
-  int64_t index_bits_;
 };
 
-std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, int world_size, Device& device);
+class TagcFlatOnHost final : public TagcFlat {
+ public:
+  explicit TagcFlatOnHost(const Options& options, TagcLimits limits = {}) : TagcFlat(options, limits) {}
+
+  int64_t encode_scratch_bytes(const FlatChunks& /*chunks*/) const override { return 0; }
+  int64_t decode_scratch_bytes(int64_t /*shard_elements*/) const override { return 0; }
+  CodecCounts encode(const FlatChunks& chunks, PacketContext context, Workspace workspace) override;
+  void merge(ConstBuffer arrived, Buffer index, Stream stream) override;
+  CodecCounts decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context,
+                     Workspace workspace) override;
+
+ private:
+  TagcScratch scratch_;
+  std::vector<float> widened_;
+};
+
+// The host's part; the device's is in kernels/tagc/flat_passes.h. Indexes, sketches and scratch memory begin at
+// multiples of 64 bytes.
+class TagcFlatOnDevice final : public TagcFlat {
+ public:
+  TagcFlatOnDevice(const Options& options, const PassesOfDevice& device, TagcLimits limits = {})
+      : TagcFlat(options, limits), choosing_(options, limits), device_(device) {}
+
+  int64_t encode_scratch_bytes(const FlatChunks& chunks) const override;
+  int64_t decode_scratch_bytes(int64_t shard_elements) const override;
+  CodecCounts encode(const FlatChunks& chunks, PacketContext context, Workspace workspace) override;
+  void merge(ConstBuffer arrived, Buffer index, Stream stream) override;
+  CodecCounts decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context,
+                     Workspace workspace) override;
+
+ private:
+  // Each plans all but the caller's arrays, which the second argument's memory holds; scratch_bytes: what it holds.
+  kernels::TagcFlatEncodeJob plan_encode(int64_t chunk_elements, PacketContext context, void* scratch,
+                                         int64_t& scratch_bytes) const;
+  kernels::TagcFlatDecodeJob plan_decode(int64_t shard_elements, void* scratch, int64_t& scratch_bytes) const;
+
+  const TagcMaker choosing_;  // which elements are sent
+  const PassesOfDevice device_;
+};
+
+std::unique_ptr<TagcFlat> make_tagc_flat(const Options& options, Device& device);
 
 }  // namespace isthmus

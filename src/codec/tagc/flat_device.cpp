@@ -1,5 +1,5 @@
 #include "codec/device_jobs.h"
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 
 namespace isthmus {
 
@@ -8,11 +8,10 @@ kernels::TagcFlatEncodeJob TagcFlatOnDevice::plan_encode(int64_t chunk_elements,
                                                          int64_t& scratch_bytes) const {
   kernels::TagcFlatEncodeJob job = {choosing_.plan_encode(chunk_elements, context)};
   job.packet_bytes = job.layout.end = job.layout.sketch;
-  job.index_bits = index_bits_;
   Carver carver(scratch);
   job.packet = carver.take<uint8_t>(job.layout.end);
   carve_shared(carver, job);
-  TagcDevice::carve(carver, job);
+  TagcMaker::carve(carver, job);
   carver.align();
   scratch_bytes = carver.bytes();
   return job;
@@ -22,7 +21,6 @@ kernels::TagcFlatDecodeJob TagcFlatOnDevice::plan_decode(int64_t shard_elements,
                                                          int64_t& scratch_bytes) const {
   kernels::TagcFlatDecodeJob job = {};
   job.shape = settings_.shape(shard_elements);
-  job.index_bits = index_bits_;
   job.max_rounds = settings_.limits.peel_rounds;
   Carver carver(scratch);
   job.rows = carver.take<uint32_t>(4 * job.shape.num_blocks);
@@ -72,11 +70,10 @@ CodecCounts TagcFlatOnDevice::encode(const FlatChunks& chunks, PacketContext con
 }
 
 void TagcFlatOnDevice::merge(ConstBuffer arrived, Buffer index, Stream stream) {
-  device_.launcher.run(kernels::TagcFlatMergeJob{.arrived = arrived.as<uint64_t>(),
-                                                 .index = index.as<uint64_t>(),
-                                                 .num_words = index.bytes() / 8,
-                                                 .index_bits = index_bits_},
-                       stream);
+  device_.launcher.run(
+      kernels::TagcFlatMergeJob{
+          .arrived = arrived.as<uint64_t>(), .index = index.as<uint64_t>(), .num_words = index.bytes() / 8},
+      stream);
 }
 
 CodecCounts TagcFlatOnDevice::decode(ConstBuffer merged_index, Buffer summed_sketch, Buffer out, PacketContext context,

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus {
@@ -8,24 +8,6 @@ namespace isthmus {
 namespace {
 
 using kernels::TagcShape;
-
-// Turns bit i of `bits` into count i, 0 or 1. A byte has two counts, the lower four bits first.
-void bits_to_counts(const uint64_t* bits, int64_t num_bits, uint8_t* counts) {
-  for (int64_t i = 0; i < num_bits; i += 2) {
-    const uint64_t pair = bits[i / 64] >> (i % 64);
-    counts[i / 2] = static_cast<uint8_t>((pair & 1) | (pair & 2) << 3);
-  }
-}
-
-// Sets bit i where count i is above 0.
-void counts_to_bits(const uint8_t* counts, int64_t num_bits, uint64_t* bits) {
-  std::fill_n(bits, num_bits / 64, 0);
-  for (int64_t i = 0; i < num_bits; i += 2) {
-    const uint64_t pair =
-        static_cast<uint64_t>((counts[i / 2] & 0x0f) != 0) | static_cast<uint64_t>((counts[i / 2] & 0xf0) != 0) << 1;
-    bits[i / 64] |= pair << (i % 64);
-  }
-}
 
 // Clears marks past the last element. Only damage sets them, and they must not lead to writes there.
 void clear_padding(const TagcShape& shape, uint64_t* index) {
@@ -41,6 +23,9 @@ void clear_padding(const TagcShape& shape, uint64_t* index) {
 CodecCounts TagcFlatOnHost::encode(const FlatChunks& chunks, PacketContext context, Workspace /*workspace*/) {
   check(chunks);
   const int64_t elements = chunks.chunk_elements();
+  const TagcShape shape = settings_.shape(elements);
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
+  uint64_t* flags = grow(scratch_.flags, shape.flag_words());
   CodecCounts counts;
   for (int i = 0; i < chunks.num_chunks; ++i) {
     ConstBuffer chunk = chunks.gradient.part(i, elements);
@@ -49,43 +34,23 @@ CodecCounts TagcFlatOnHost::encode(const FlatChunks& chunks, PacketContext conte
       convert(chunk, widened);
       chunk = widened;
     }
-    counts += encode_chunk(chunk, chunks.residuals.part(i, elements), chunks.indexes.part(i, index_bytes(elements)),
-                           chunks.sketches.part(i, sketch_elements(elements)), context);
+    const Buffer residual = chunks.residuals.part(i, elements);
+    auto* index = chunks.indexes.part(i, index_bytes(elements)).as<uint64_t>();
+    auto* sketch = chunks.sketches.part(i, shape.num_cells()).as<float>();
+    const kernels::Selection selection =
+        scratch_.select(shape, settings_.keep(elements), chunk, residual, flags, index, context);
+    std::fill_n(sketch, shape.num_cells(), 0.0F);
+    kernels::tagc_kernels().insert_sum(shape, rows, flags, index, residual.as<float>(), sketch);
+    counts += {.encoded_elements = elements,
+               .kept_elements = selection.kept_elements,
+               .non_finite_blocks = selection.non_finite_blocks};
   }
   return counts;
 }
 
-CodecCounts TagcFlatOnHost::encode_chunk(ConstBuffer chunk, Buffer residual, Buffer index, Buffer sketch,
-                                         const PacketContext& context) {
-  const TagcShape shape = settings_.shape(chunk.num_elements);
-  const kernels::TagcKernels& kernel = kernels::tagc_kernels();
-  uint64_t* flags = grow(scratch_.flags, shape.flag_words());
-  uint64_t* marks = grow(scratch_.index, shape.index_words());
-  const int64_t keep = settings_.keep(shape.num_elements);
-  uint32_t* candidates = grow(scratch_.candidates, kernels::selection_capacity(shape, keep));
-  const uint32_t bound = kernel.sample_bound(shape, keep, chunk.as<float>(), residual.as<float>(), candidates);
-  const kernels::Selection selection =
-      kernel.select(shape, keep, bound, chunk.as<float>(), residual.as<float>(), flags, marks, candidates);
-  show_largest(selection, context);
-
-  std::fill_n(sketch.as<float>(), shape.num_cells(), 0.0F);
-  kernel.insert_sum(shape, scratch_.hash(shape, tagc_seed(context)), flags, marks, residual.as<float>(),
-                    sketch.as<float>());
-  if (index_bits_ == 1) {
-    std::copy_n(marks, shape.index_words(), index.as<uint64_t>());
-  } else {
-    bits_to_counts(marks, 64 * shape.index_words(), index.as<uint8_t>());
-  }
-  return {.encoded_elements = shape.num_elements,
-          .kept_elements = selection.kept_elements,
-          .non_finite_blocks = selection.non_finite_blocks};
-}
-
 void TagcFlatOnHost::merge(ConstBuffer arrived, Buffer index, Stream /*stream*/) {
-  const auto* from = arrived.as<uint64_t>();
-  auto* to = index.as<uint64_t>();
-  for (int64_t w = 0; w < index.bytes() / 8; ++w) {  // no count overflows into the next
-    to[w] = index_bits_ == 1 ? to[w] | from[w] : to[w] + from[w];
+  for (int64_t w = 0; w < index.bytes() / 8; ++w) {
+    index.as<uint64_t>()[w] |= arrived.as<uint64_t>()[w];
   }
 }
 
@@ -94,13 +59,9 @@ CodecCounts TagcFlatOnHost::decode(ConstBuffer merged_index, Buffer summed_sketc
   check(merged_index, summed_sketch, out);
   const TagcShape shape = settings_.shape(out.num_elements);
   uint64_t* marks = grow(scratch_.index, shape.index_words());
-  if (index_bits_ == 1) {
-    std::copy_n(merged_index.as<uint64_t>(), shape.index_words(), marks);
-  } else {
-    counts_to_bits(merged_index.as<uint8_t>(), 64 * shape.index_words(), marks);
-  }
+  std::copy_n(merged_index.as<uint64_t>(), shape.index_words(), marks);
   clear_padding(shape, marks);
-  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
   const kernels::PeelScratch peel = scratch_.peel(shape, marks, nullptr);
   std::fill_n(out.as<float>(), shape.num_elements, 0.0F);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();

@@ -5,16 +5,18 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/checksum.h"
+#include "codec/device_jobs.h"
 #include "codec/packet_sizes.h"
 #include "codec/tagc/settings.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus {
 
 namespace {
 
+using kernels::FaultKind;
 using kernels::TagcLayout;
 using kernels::TagcShape;
 
@@ -49,9 +51,9 @@ void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit
   }
 }
 
-void check_intact(bool condition, const char* what, const PacketHeader& header) {
-  ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", what, " (codec tagc, unit ", header.unit_hash, ", step ",
-                header.step, ", ", header.num_elements, " elements)");
+void check_intact(bool condition, FaultKind kind, const PacketHeader& header) {
+  ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", text_of(kind), " (codec tagc, unit ", header.unit_hash,
+                ", step ", header.step, ", ", header.num_elements, " elements)");
 }
 
 // The checksum of everything after the header, which ends it.
@@ -70,13 +72,12 @@ void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayo
                    all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
                    all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.scales) &&
                    all_zero(packet + layout.scales + shape.scale_bytes(), packet + layout.sketch),
-               "its padding is not zero", header);
-  check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged", header);
-  check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked",
-               header);
+               FaultKind::kPadding, header);
+  check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), FaultKind::kFlags, header);
+  check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), FaultKind::kIndex, header);
   for_each_flagged(shape, flags, [&](int64_t block) {
-    check_intact(count_bits(index + block * shape.block_words(), shape.block_words()) > 0,
-                 "a flagged block marks no element", header);
+    check_intact(count_bits(index + block * shape.block_words(), shape.block_words()) > 0, FaultKind::kEmptyBlock,
+                 header);
   });
 }
 
@@ -99,7 +100,7 @@ int64_t TagcCodec::packet_bytes(int64_t num_elements) const { return tagc_layout
 CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
   const TagcShape shape = settings_.shape(piece.num_elements);
   const TagcLayout layout = tagc_layout(shape);
-  check_tagc_piece(piece, residual, packet, layout.end);
+  check_float32_piece(name(), piece, residual, true, packet, layout.end);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   std::byte* bytes = packet.as<std::byte>();
   auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
@@ -107,15 +108,10 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   std::memset(bytes, 0, layout.index);
   std::memset(bytes + layout.index + shape.index_words() * 8, 0, layout.end - layout.index - shape.index_words() * 8);
 
-  const int64_t keep = settings_.keep(shape.num_elements);
-  uint32_t* candidates = grow(scratch_.candidates, kernels::selection_capacity(shape, keep));
-  const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), candidates);
   const kernels::Selection selection =
-      kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flags, index, candidates);
-  show_largest(selection, context);
-
-  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
-  const int64_t first_block = tagc_first_block(shape, context);
+      scratch_.select(shape, settings_.keep(shape.num_elements), piece, residual, flags, index, context);
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
+  const int64_t first_block = kernels::tagc_first_block(shape.num_blocks, context.step);
   const kernels::PeelResult peeled = kernel.hold_back(shape, rows, settings_.limits.peel_rounds, first_block, index,
                                                       scratch_.peel(shape, index, flags));
   kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
@@ -133,34 +129,30 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
 CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
   const TagcShape shape = settings_.shape(out.num_elements);
   const TagcLayout layout = tagc_layout(shape);
-  check_float32_packets(name(), packets, num_packets, out, layout.end);
-  const kernels::BlockRows* rows = scratch_.hash(shape, tagc_seed(context));
+  check_float32_sum(name(), out);
+  check_packets(name(), packets, num_packets, layout.end);
+  const kernels::BlockRows* rows = scratch_.hash(shape, context);
   for (int p = 0; p < num_packets; ++p) {
-    const PacketHeader expected = make_tagc_header(shape, settings_.limits.peel_rounds, context.of_packet(p));
-    decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows, out.as<float>());
+    const std::byte* packet = packets.as<std::byte>() + p * layout.end;
+    const PacketHeader header =
+        read_header(packet, make_tagc_header(shape, settings_.limits.peel_rounds, context.of_packet(p)));
+    check_intact(checksum_of(packet, layout) == header.checksum, FaultKind::kChecksum, header);
+    const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
+    const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
+    check_marks(packet, shape, layout, header);
+    add_nan(shape, flags, index, out.as<float>());
+    const int64_t sketch_words = shape.sketch_bytes() / 8;
+    uint64_t* sketch = grow(scratch_.sketch, sketch_words);
+    std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
+    const kernels::PeelScratch keys = scratch_.peel(shape, index, flags);
+    const kernels::PeelResult peeled = kernels::tagc_kernels().peel_xor(
+        shape, rows, settings_.limits.peel_rounds, keys, scratch_.values(shape, keys),
+        reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out.as<float>());
+    check_intact(peeled.left_elements == 0, FaultKind::kDoesNotPeel, header);
+    check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),
+                 FaultKind::kCellsLeft, header);
   }
   return {};  // the sender has counted them
-}
-
-void TagcCodec::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
-                           const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
-  const PacketHeader header = read_header(packet, expected);
-  check_intact(checksum_of(packet, layout) == header.checksum, "its bytes do not have the checksum in its header",
-               header);
-  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
-  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
-  check_marks(packet, shape, layout, header);
-  add_nan(shape, flags, index, out);
-  const int64_t sketch_words = shape.sketch_bytes() / 8;
-  uint64_t* sketch = grow(scratch_.sketch, sketch_words);
-  std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
-  const kernels::PeelScratch keys = scratch_.peel(shape, index, flags);
-  const kernels::PeelResult peeled =
-      kernels::tagc_kernels().peel_xor(shape, rows, settings_.limits.peel_rounds, keys, scratch_.values(shape, keys),
-                                       reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out);
-  check_intact(peeled.left_elements == 0, "its index does not peel", header);
-  check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),
-               "its sketch holds more than the index says", header);
 }
 
 }  // namespace isthmus

@@ -1,7 +1,6 @@
 // Codec `tagc` in two tiers sends the largest elements of a piece as an index and a sketch. See docs/tagc.md.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "codec/tagc/settings.h"
@@ -26,9 +25,6 @@ class TagcCodec final : public HostCodec {
                          Workspace workspace) override;
 
  private:
-  void decode_add(const std::byte* packet, const kernels::TagcShape& shape, const kernels::TagcLayout& layout,
-                  const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
-
   TagcSettings settings_;
   TagcScratch scratch_;
 };

@@ -95,38 +95,23 @@ PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, Packe
   return make_header(CodecId::kTagc, DataType::kFloat32, shape.num_elements, settings, context);
 }
 
-void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes) {
-  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
-                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
-                to_string(residual.dtype));
-  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
-                " elements for a piece of ", piece.num_elements);
-  ISTHMUS_CHECK(Error, packet.bytes() == packet_bytes, "codec tagc: packet of ", packet.bytes(), " bytes where ",
-                packet_bytes, " are needed");
+const kernels::BlockRows* TagcScratch::hash(const TagcShape& shape, const PacketContext& context) {
+  kernels::BlockRows* block_rows = grow(rows, shape.num_blocks);
+  kernels::tagc_kernels().hash_blocks(shape, kernels::tagc_seed(context.unit_hash, context.step), block_rows);
+  return block_rows;
 }
 
-uint64_t tagc_seed(PacketContext context) {
-  constexpr uint64_t kOdd = 0xd1342543de82ef95;
-  return context.unit_hash ^ (context.step + 1) * kOdd;
-}
-
-int64_t tagc_first_block(const TagcShape& shape, PacketContext context) {
-  // A stride near the golden ratio visits all parts of the piece within a few steps.
-  constexpr uint64_t kStride = 0x9e3779b9;
-  const uint64_t place = (context.step * kStride) & 0xffffffff;
-  return static_cast<int64_t>(place * static_cast<uint64_t>(shape.num_blocks) >> 32);
-}
-
-void show_largest(const kernels::Selection& selection, const PacketContext& context) {
+kernels::Selection TagcScratch::select(const TagcShape& shape, int64_t keep, ConstBuffer piece, Buffer residual,
+                                       uint64_t* flagged_blocks, uint64_t* marks, const PacketContext& context) {
+  const kernels::TagcKernels& kernel = kernels::tagc_kernels();
+  uint32_t* memory = grow(candidates, kernels::selection_capacity(shape, keep));
+  const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), memory);
+  const kernels::Selection selection =
+      kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flagged_blocks, marks, memory);
   if (context.guard != nullptr) {
     context.guard->largest = std::max(context.guard->largest, kernels::level_of_magnitude(selection.largest));
   }
-}
-
-const kernels::BlockRows* TagcScratch::hash(const TagcShape& shape, uint64_t seed) {
-  kernels::BlockRows* block_rows = grow(rows, shape.num_blocks);
-  kernels::tagc_kernels().hash_blocks(shape, seed, block_rows);
-  return block_rows;
+  return selection;
 }
 
 kernels::PeelScratch TagcScratch::peel(const TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks) {

@@ -41,19 +41,6 @@ kernels::TagcLayout tagc_layout(const kernels::TagcShape& shape);
 // A packet's header without the checksum.
 PacketHeader make_tagc_header(const kernels::TagcShape& shape, int64_t peel_rounds, PacketContext context);
 
-// Throws Error if a caller's buffers have the wrong type or size.
-void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes);
-
-// Decides rows and signs of all blocks. It changes with each step, so that blocks which collide in one step do not in
-// the next.
-uint64_t tagc_seed(PacketContext context);
-
-// The block whose elements take precedence in this step if not all can be sent. It moves from step to step.
-int64_t tagc_first_block(const kernels::TagcShape& shape, PacketContext context);
-
-// Shows the context's guard the largest sum of a selection.
-void show_largest(const kernels::Selection& selection, const PacketContext& context);
-
 // The scratch memory of one encoder or decoder, which grows and never shrinks.
 struct TagcScratch {
   std::vector<kernels::BlockRows> rows;
@@ -69,7 +56,11 @@ struct TagcScratch {
   std::vector<float> waiting_values;
   std::vector<uint64_t> sketch;
 
-  const kernels::BlockRows* hash(const kernels::TagcShape& shape, uint64_t seed);
+  const kernels::BlockRows* hash(const kernels::TagcShape& shape, const PacketContext& context);
+
+  // TagcKernels::select() of an encoding; shows the context's guard the largest sum.
+  kernels::Selection select(const kernels::TagcShape& shape, int64_t keep, ConstBuffer piece, Buffer residual,
+                            uint64_t* flagged_blocks, uint64_t* marks, const PacketContext& context);
 
   // What kernels take to peel. The keys are `marks` without those in flagged blocks (null: none is flagged).
   kernels::PeelScratch peel(const kernels::TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks);

@@ -8,8 +8,6 @@
 namespace isthmus {
 namespace {
 
-using kernels::FaultKind;
-
 std::vector<CodecOption> tagc_options() {
   const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
@@ -21,30 +19,8 @@ std::vector<CodecOption> tagc_options() {
            "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
       {.field = rows::choice_field("cell_type", &Options::cell_type, {kCellTypes.begin(), kCellTypes.end()},
                                    "What the cells of a sketch hold.")},
-      {.field = rows::number_field("index_bits", &Options::index_bits, "1 or 4",
-                                   "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
-                                   [](int64_t value) { return value == 1 || value == 4; }),
-       .only = "tiers=flat",
-       .shapes_packets = false},                                       // there are none in a single tier
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
-}
-
-const char* fault_text(uint32_t kind) {
-  switch (static_cast<FaultKind>(kind)) {
-    case FaultKind::kFlags:
-      return "a block past the last is flagged";
-    case FaultKind::kIndex:
-      return "an element past the last is marked";
-    case FaultKind::kEmptyBlock:
-      return "a flagged block marks no element";
-    case FaultKind::kDoesNotPeel:
-      return "its index does not peel";
-    case FaultKind::kCellsLeft:
-      return "its sketch holds more than the index says";
-    default:
-      return nullptr;
-  }
 }
 
 }  // namespace
@@ -57,9 +33,8 @@ const CodecType& tagc_type() {
       .make_on_host = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/)
           -> std::unique_ptr<HostCodec> { return std::make_unique<TagcCodec>(options); },
       .make_on_device = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/, Device& device)
-          -> std::unique_ptr<Codec> { return make_passes_codec(TagcDevice(options), device); },
-      .header_parts = {{"cell type", 24, 8}},
-      .fault_text = fault_text};
+          -> std::unique_ptr<Codec> { return make_passes_codec(TagcMaker(options), device); },
+      .header_parts = {{"cell type", 24, 8}}};
   return type;
 }
 

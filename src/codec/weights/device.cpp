@@ -39,7 +39,7 @@ void check_like(const char* what, ConstBuffer buffer, ConstBuffer shard, int64_t
 // Returns the bytes used.
 int64_t carve(kernels::WeightEncodeJob& job, ConstBuffer shard, void* memory) {
   Carver carver(memory);
-  const int64_t num_blocks = kernels::num_weight_blocks(shard.num_elements);
+  const int64_t num_blocks = kernels::weight_shape(shard).num_blocks();
   job.state = carver.take<kernels::WeightEncodeState>(1);
   job.parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(1));
   job.replica_parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(1));
@@ -53,7 +53,7 @@ int64_t carve(kernels::WeightEncodeJob& job, ConstBuffer shard, void* memory) {
 
 int64_t carve(kernels::WeightDecodeJob& job, ConstBuffer shard, int64_t num_nodes, void* memory) {
   Carver carver(memory);
-  const int64_t num_blocks = kernels::num_weight_blocks(shard.num_elements);
+  const int64_t num_blocks = kernels::weight_shape(shard).num_blocks();
   job.parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(num_nodes));
   job.places = carver.take<uint64_t>(num_nodes * num_blocks);
   job.bad_blocks = carver.take<uint32_t>(num_nodes);
@@ -65,15 +65,55 @@ class GpuWeightCoder final : public WeightCoder {
  public:
   explicit GpuWeightCoder(DeviceLauncher& launcher) : launcher_(launcher) {}
 
-  int64_t encode_scratch_bytes(ConstBuffer shard) const override { return weight_encode_scratch_bytes(shard); }
-  void encode(const WeightEncode& encode, Workspace workspace) override {
-    launcher_.run(make_weight_encode_job(encode, workspace.scratch), workspace.stream);
+  int64_t encode_scratch_bytes(ConstBuffer shard) const override {
+    kernels::WeightEncodeJob job = {};
+    return carve(job, shard, nullptr);
   }
+  void encode(const WeightEncode& encode, Workspace workspace) override {
+    kernels::WeightEncodeJob job = {};
+    job.header = words_of(without_results(encode.header));
+    job.before = encode.before;
+    job.shard = encode.shard;
+    job.replica = encode.replica;
+    job.sent = encode.sent.as<uint8_t>();
+    job.most_bytes = WeightPackets::most_bytes(encode.shard);
+    check_memory("memory to be sent", encode.sent, kernels::kWeightHeaderBytes + job.most_bytes);
+    check_like("shard", encode.shard, encode.shard, encode.shard.num_elements);
+    if (encode.before.data != nullptr) {
+      check_like("old shard", encode.before, encode.shard, encode.shard.num_elements);
+    }
+    ISTHMUS_CHECK(Error, encode.replica.bytes() % 8 == 0, kName, ": a replica of ", encode.replica.bytes(),
+                  " bytes, where whole words of 8 are needed");
+    check_memory("replica", encode.replica, 0);
+    check_memory("scratch memory", workspace.scratch, carve(job, encode.shard, workspace.scratch.data));
+    launcher_.run(job, workspace.stream);
+  }
+
   int64_t decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes) const override {
-    return weight_decode_scratch_bytes(shard, num_nodes);
+    kernels::WeightDecodeJob job = {};
+    return carve(job, shard, num_nodes, nullptr);
   }
   void decode(const WeightDecode& decode, Workspace workspace) override {
-    launcher_.run(make_weight_decode_job(decode, workspace.scratch), workspace.stream);
+    ISTHMUS_CHECK(Error, decode.node >= 0 && decode.node <= decode.num_nodes, kName, ": node ", decode.node, " of ",
+                  decode.num_nodes);
+    kernels::WeightDecodeJob job = {};
+    job.headers = decode.headers.as<kernels::WeightHeaderWords>();
+    job.packets = decode.packets.as<uint8_t>();
+    job.row_bytes = decode.packets.bytes() / decode.num_nodes;
+    job.num_nodes = decode.num_nodes;
+    job.node = decode.node;
+    job.shard = decode.shard;
+    job.replica = decode.replica;
+    ISTHMUS_CHECK(Error, decode.packets.bytes() % (decode.num_nodes * kPair) == 0, kName, ": packets of ",
+                  decode.packets.bytes(), " bytes, where ", decode.num_nodes, " rows of a multiple of ", kPair,
+                  " are needed");
+    check_memory("headers", decode.headers, decode.num_nodes * kernels::kWeightHeaderBytes);
+    check_memory("packets", decode.packets, 0);
+    check_like("shard", decode.shard, decode.shard, decode.shard.num_elements);
+    check_like("replica", decode.replica, decode.shard, decode.num_nodes * decode.shard.num_elements);
+    check_memory("scratch memory", workspace.scratch,
+                 carve(job, decode.shard, decode.num_nodes, workspace.scratch.data));
+    launcher_.run(job, workspace.stream);
   }
 
  private:
@@ -95,58 +135,6 @@ std::string text_of_fault(const kernels::DeviceFault& fault) {
 }
 
 }  // namespace
-
-int64_t weight_encode_scratch_bytes(ConstBuffer shard) {
-  kernels::WeightEncodeJob job = {};
-  return carve(job, shard, nullptr);
-}
-
-int64_t weight_decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes) {
-  kernels::WeightDecodeJob job = {};
-  return carve(job, shard, num_nodes, nullptr);
-}
-
-kernels::WeightEncodeJob make_weight_encode_job(const WeightEncode& encode, Buffer scratch) {
-  kernels::WeightEncodeJob job = {};
-  job.header = words_of(without_results(encode.header));
-  job.before = encode.before;
-  job.shard = encode.shard;
-  job.replica = encode.replica;
-  job.sent = encode.sent.as<uint8_t>();
-  job.most_bytes = WeightPackets::most_bytes(encode.shard);
-  check_memory("memory to be sent", encode.sent, kernels::kWeightHeaderBytes + job.most_bytes);
-  check_like("shard", encode.shard, encode.shard, encode.shard.num_elements);
-  if (encode.before.data != nullptr) {
-    check_like("old shard", encode.before, encode.shard, encode.shard.num_elements);
-  }
-  ISTHMUS_CHECK(Error, encode.replica.bytes() % 8 == 0, kName, ": a replica of ", encode.replica.bytes(),
-                " bytes, where whole words of 8 are needed");
-  check_memory("replica", encode.replica, 0);
-  check_memory("scratch memory", scratch, carve(job, encode.shard, scratch.data));
-  return job;
-}
-
-kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode, Buffer scratch) {
-  ISTHMUS_CHECK(Error, decode.node >= 0 && decode.node <= decode.num_nodes, kName, ": node ", decode.node, " of ",
-                decode.num_nodes);
-  kernels::WeightDecodeJob job = {};
-  job.headers = decode.headers.as<kernels::WeightHeaderWords>();
-  job.packets = decode.packets.as<uint8_t>();
-  job.row_bytes = decode.packets.bytes() / decode.num_nodes;
-  job.num_nodes = decode.num_nodes;
-  job.node = decode.node;
-  job.shard = decode.shard;
-  job.replica = decode.replica;
-  ISTHMUS_CHECK(Error, decode.packets.bytes() % (decode.num_nodes * kPair) == 0, kName, ": packets of ",
-                decode.packets.bytes(), " bytes, where ", decode.num_nodes, " rows of a multiple of ", kPair,
-                " are needed");
-  check_memory("headers", decode.headers, decode.num_nodes * kernels::kWeightHeaderBytes);
-  check_memory("packets", decode.packets, 0);
-  check_like("shard", decode.shard, decode.shard, decode.shard.num_elements);
-  check_like("replica", decode.replica, decode.shard, decode.num_nodes * decode.shard.num_elements);
-  check_memory("scratch memory", scratch, carve(job, decode.shard, decode.num_nodes, scratch.data));
-  return job;
-}
 
 std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(DeviceLauncher& launcher) {
   return std::make_unique<GpuWeightCoder>(launcher);

@@ -3,27 +3,19 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/checksum.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
 #include "kernels/block/hashes.h"
+#include "kernels/checksum/cpu.h"
 
 namespace isthmus {
 namespace {
 
 using kernels::kWeightBlockElements;
+using kernels::WeightShape;
 
 // A packet is a directory of block sizes in bytes, then the blocks, each at an even place, then zeros up to a word.
 using BlockBytes = uint32_t;
-
-int64_t directory_bytes(ConstBuffer shard) {
-  return kernels::num_weight_blocks(shard.num_elements) * static_cast<int64_t>(sizeof(BlockBytes));
-}
-
-ConstBuffer block_of(ConstBuffer shard, int64_t block) {
-  const int64_t count = kernels::elements_of_weight_block(block, shard.num_elements);
-  return shard.slice(block * kWeightBlockElements, count);
-}
 
 // Encodes a block of a type that is not coded: it is sent whole, or not at all.
 int64_t encode_bytes(ConstBuffer old_block, ConstBuffer new_block, std::byte* out) {
@@ -53,17 +45,19 @@ bool WeightPackets::is_coded(DataType dtype) {
 }
 
 int64_t WeightPackets::most_bytes(ConstBuffer shard) {
-  const int64_t odd_blocks = kernels::num_weight_blocks(shard.num_elements);  // bytes alone may be odd, and are padded
-  return round_up(directory_bytes(shard) + shard.bytes() + odd_blocks, 8);
+  const WeightShape shape = kernels::weight_shape(shard);
+  const int64_t odd_blocks = shape.num_blocks();  // bytes alone may be odd, and are padded
+  return round_up(shape.directory_bytes() + shard.bytes() + odd_blocks, 8);
 }
 
 int64_t WeightPackets::encode(ConstBuffer replica, ConstBuffer shard, Buffer packet) {
+  const WeightShape shape = kernels::weight_shape(shard);
   auto* const begin = packet.as<std::byte>();
-  int64_t bytes = directory_bytes(shard);
+  int64_t bytes = shape.directory_bytes();
   bool changed = false;
-  for (int64_t block = 0; block < kernels::num_weight_blocks(shard.num_elements); ++block) {
-    const ConstBuffer before = block_of(replica, block);
-    const ConstBuffer now = block_of(shard, block);
+  for (int64_t block = 0; block < shape.num_blocks(); ++block) {
+    const ConstBuffer before = replica.slice(block * kWeightBlockElements, shape.elements_of(block));
+    const ConstBuffer now = shard.slice(block * kWeightBlockElements, shape.elements_of(block));
     const int64_t length = is_coded(shard.dtype)
                                ? kernels::weight_kernels(shard.dtype)
                                      .encode(before.data, now.data, now.num_elements, begin + bytes, *scratch_)
@@ -80,12 +74,12 @@ int64_t WeightPackets::encode(ConstBuffer replica, ConstBuffer shard, Buffer pac
 }
 
 void WeightPackets::decode(ConstBuffer packet, Buffer replica) {
+  const WeightShape shape = kernels::weight_shape(replica);
   const int64_t packet_bytes = packet.bytes();
   const auto* const begin = packet.as<std::byte>();
-  int64_t place = directory_bytes(replica);
-  for (int64_t block = 0; block < kernels::num_weight_blocks(replica.num_elements); ++block) {
-    const Buffer weights =
-        replica.slice(block * kWeightBlockElements, kernels::elements_of_weight_block(block, replica.num_elements));
+  int64_t place = shape.directory_bytes();
+  for (int64_t block = 0; block < shape.num_blocks(); ++block) {
+    const Buffer weights = replica.slice(block * kWeightBlockElements, shape.elements_of(block));
     BlockBytes entry = 0;
     if (place <= packet_bytes) {
       std::memcpy(&entry, begin + block * static_cast<int64_t>(sizeof(entry)), sizeof(entry));

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "isthmus/buffer.h"
-#include "kernels/weights/cpu.h"
+#include "kernels/weights/layout.h"
 
 namespace isthmus {
 

@@ -4,7 +4,7 @@
 namespace isthmus {
 
 void FlatPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
-  if (plan.tagc_flat != nullptr) {
+  if (plan.codecs.flat != nullptr) {
     const bool fits = shard.dtype == DataType::kFloat32;
     const Buffer sum = fits ? shard : run.take(shard.num_elements, DataType::kFloat32);
     sum_tagc(run, plan, gradient, sum);
@@ -35,7 +35,7 @@ void FlatPath::sum_plainly(Run& run, ConstBuffer gradient, Buffer sum) const {
 
 // The paper's algorithm: supports are merged by collectives over all ranks, and the owner decodes the sum.
 void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer sum) const {
-  TagcFlat& tagc_flat = *plan.tagc_flat;
+  TagcFlat& tagc_flat = *plan.codecs.flat;
   const int num_ranks = tiers_.world_size();
   const int64_t index_bytes = tagc_flat.index_bytes(sum.num_elements);
   const int64_t sketch_elements = tagc_flat.sketch_elements(sum.num_elements);

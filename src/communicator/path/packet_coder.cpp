@@ -31,7 +31,7 @@ DeviceContext* PacketCoder::context_on_device(const ReductionPlan& plan, PacketU
 
 void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
                                 bool is_last) const {
-  Codec& codec = *plan.codec;
+  Codec& codec = *plan.codecs.pieces;
   if (set.num_encoded() > 0 && !plan.drains && !plan.measures) {
     context.counted = is_last ? context_on_device(plan, PacketUse::kPiece) : nullptr;
     run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_scratch_bytes(set)));
@@ -53,8 +53,8 @@ void PacketCoder::decode_shard(Run& run, const ReductionPlan& plan, const ShardS
                                bool is_last) const {
   if (sum.num_packets() > 0) {
     context.counted = is_last ? context_on_device(plan, PacketUse::kArrivedPiece) : nullptr;
-    const Workspace workspace = run.workspace(plan.codec->decode_scratch_bytes(sum));
-    run.codec_counts += plan.codec->decode_shard(sum, context, workspace);
+    const Workspace workspace = run.workspace(plan.codecs.pieces->decode_scratch_bytes(sum));
+    run.codec_counts += plan.codecs.pieces->decode_shard(sum, context, workspace);
     return;
   }
   device_.convert_scaled(sum.own, sum.scale, sum.shard, run.tail());

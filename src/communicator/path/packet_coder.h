@@ -3,9 +3,8 @@
 
 #include <cstdint>
 
+#include "communicator/plan/reduction_planner.h"
 #include "communicator/run/run.h"
-#include "communicator/units/reduction_plan.h"
-#include "communicator/units/unit_table.h"
 #include "isthmus/codec.h"
 
 namespace isthmus {

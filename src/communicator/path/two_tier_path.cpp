@@ -7,12 +7,13 @@
 namespace isthmus {
 namespace {
 
-// out[to(r)] = in[from(r)] for every rank r's equal part. One side is in rank order, the other node by node.
-template <typename From, typename To>
-void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, From from, To to, Stream stream) {
+// Copies every rank's equal part from rank order to the order of nodes (by_node), or back.
+void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, bool by_node, Stream stream) {
   const int64_t part_elements = in.num_elements / map.world_size();
   for (int rank = 0; rank < map.world_size(); ++rank) {
-    device.convert(in.part(from(rank), part_elements), out.part(to(rank), part_elements), stream);
+    const int place = map.position(rank);
+    device.convert(in.part(by_node ? rank : place, part_elements), out.part(by_node ? place : rank, part_elements),
+                   stream);
   }
 }
 
@@ -70,9 +71,7 @@ TwoTierPath::Pieces TwoTierPath::take_pieces(Run& run, ConstBuffer gradient) con
     run.set_phase("pack");
     run.enter(Lane::kIntra);
     const Buffer packed = run.take(gradient.num_elements, gradient.dtype);
-    reorder(
-        device_, map, gradient, packed, [](int rank) { return rank; }, [&map](int rank) { return map.position(rank); },
-        run.tail());
+    reorder(device_, map, gradient, packed, /*by_node=*/true, run.tail());
     gradient = packed;
   }
   run.set_phase("intra reduce-scatter");
@@ -117,7 +116,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
 Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                            const Segment& segment) const {
   const Step step(run, "encode", Lane::kEncode, &CollectiveStats::encode_s, summed);
-  const int64_t packet_bytes = plan.codec->packet_bytes(segment.num_elements);
+  const int64_t packet_bytes = plan.codecs.pieces->packet_bytes(segment.num_elements);
   const Buffer packets = run.take(tiers_.num_nodes() * packet_bytes, DataType::kByte);
   const PieceSet set = {.pieces = pieces,
                         .residuals = plan.has_residual() ? plan.unit->pieces.values : Buffer{},
@@ -178,7 +177,7 @@ int64_t TwoTierPath::wanted_segments(const ReductionPlan& plan, int64_t num_elem
   if (options_.segments > 0 || device_.is_host()) {
     return options_.segments;
   }
-  return segments_for_packets((tiers_.num_nodes() - 1) * plan.codec->packet_bytes(num_elements));
+  return segments_for_packets((tiers_.num_nodes() - 1) * plan.codecs.pieces->packet_bytes(num_elements));
 }
 
 void TwoTierPath::all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const {
@@ -209,7 +208,7 @@ ConstBuffer TwoTierPath::in_equal_chunks(Run& run, ConstBuffer data) const {
 
 Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const {
   const Step step(run, "encode result", Lane::kDecode, &CollectiveStats::encode_s);
-  Codec& codec = *plan.result_codec;
+  Codec& codec = *plan.codecs.result;
   const Buffer packet = run.take(codec.packet_bytes(result.num_elements), DataType::kByte);
   const Buffer residual = plan.has_residual() ? plan.unit->result.values : Buffer{};
   const Workspace workspace = run.workspace(codec.encode_scratch_bytes({.num_elements = result.num_elements}));
@@ -226,7 +225,7 @@ Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuff
 // packets at once. The CPU decodes one after another, which takes less memory.
 void TwoTierPath::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const {
   const Step step(run, "decode result", Lane::kDecode, &CollectiveStats::decode_s);
-  Codec& codec = *plan.result_codec;
+  Codec& codec = *plan.codecs.result;
   const int num_packets = tiers_.world_size();
   const int at_once = device_.is_host() ? 1 : num_packets;
   const int64_t chunk = tiers_.chunk_elements(data.num_elements);
@@ -276,9 +275,7 @@ void TwoTierPath::all_gather(Run& run, ConstBuffer shard, Buffer gathered, Const
   if (!in_blocks) {
     run.counters.packed_calls = 1;
     run.set_phase("unpack");
-    reorder(
-        device_, map, by_node, gathered, [&map](int rank) { return map.position(rank); }, [](int rank) { return rank; },
-        run.tail());
+    reorder(device_, map, by_node, gathered, /*by_node=*/false, run.tail());
   }
 }
 

@@ -5,9 +5,9 @@
 
 #include "communicator/path/packet_coder.h"
 #include "communicator/path/segments.h"
+#include "communicator/plan/reduction_planner.h"
 #include "communicator/run/run.h"
 #include "communicator/run/tier_set.h"
-#include "communicator/units/reduction_plan.h"
 #include "isthmus/buffer.h"
 #include "isthmus/options.h"
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,12 @@
 
 namespace isthmus {
 namespace {
+
+// Whether the next gather compares replicas: the second one does, and each interval after it. 0: none does.
+bool is_compared(const Replica& replica, int64_t interval) {
+  const auto every = static_cast<uint64_t>(interval);
+  return every > 0 && replica.gathers % every == 1 % every;
+}
 
 bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
 
@@ -69,14 +76,14 @@ std::optional<Reason> compare_replicas(const std::vector<WeightHeader>& headers,
 }  // namespace
 
 WeightPath::WeightPath(const TierSet& tiers, const Options& options, Device& device, const TwoTierPath& path,
-                       std::function<void()> throw_if_aborted)
+                       MemoryUse& memory, std::function<void()> throw_if_aborted)
     : tiers_(tiers),
       options_(options),
       device_(device),
       path_(path),
       throw_if_aborted_(std::move(throw_if_aborted)),
       coder_(make_weight_coder(device)),
-      replicas_(device, options.max_units) {}
+      replica_bytes_(memory.replica_bytes) {}
 
 // A Run refers to parts of the communicator, which a gather may outlive.
 WeightPath::~WeightPath() {
@@ -97,11 +104,13 @@ void WeightPath::begin(const std::shared_ptr<GatherUnderWay>& gather) {
   }
   run.weights.gathers = 1;
   if (device_.capture(run.tail()) != 0) {  // where the host cannot wait
-    gather_whole_in_graph(*gather);
+    run.reason = Reason::kInGraph;
+    run.weights.whole[Reason::kInGraph] = 1;
+    path_.all_gather(run, gather->shard, gather->gathered);
     return;
   }
   const int64_t rail_elements = tiers_.num_nodes() * gather->shard.num_elements;
-  gather->replica = replicas_.find_or_add(gather->unit, rail_elements);
+  gather->replica = find_or_add(gather->unit, rail_elements);
   if (gather->replica == nullptr) {  // perhaps on this rank only: others may have dropped units
     gather->replica = std::make_shared<Replica>();
     gather->replica->hash = gather->unit.hash();
@@ -113,10 +122,38 @@ void WeightPath::begin(const std::shared_ptr<GatherUnderWay>& gather) {
   under_way_.push_back(gather);
 }
 
-void WeightPath::gather_whole_in_graph(GatherUnderWay& gather) const {
-  gather.run->reason = Reason::kInGraph;
-  gather.run->weights.whole[Reason::kInGraph] = 1;
-  path_.all_gather(*gather.run, gather.shard, gather.gathered);
+// The replica of a unit whose rail has `num_elements` of weights. The first call makes it, not valid yet. Returns null
+// if it is new and there are max_units already.
+std::shared_ptr<Replica> WeightPath::find_or_add(const UnitKey& key, int64_t num_elements) {
+  const auto found = replicas_.find(key);
+  if (found != replicas_.end()) {
+    return found->second;
+  }
+  if (static_cast<int64_t>(replicas_.size()) >= options_.max_units) {
+    return nullptr;
+  }
+  auto replica = std::make_shared<Replica>();
+  replica->hash = key.hash();
+  replica->shards = {nullptr, num_elements, key.dtype};
+  const int64_t bytes = replica->words().bytes();
+  try {
+    replica->memory = device_.allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    throw Error(detail::concatenate("unit \"", key.name, "\": no memory for a replica of its rail's weights, ", bytes,
+                                    " bytes, beside ", replica_bytes_, " bytes of other units (weights=delta)"));
+  }
+  replica->shards.data = replica->memory.get();
+  device_.clear({replica->shards.data, bytes, DataType::kByte}, device_.lane(Lane::kEncodeWeights));
+  replica_bytes_ += bytes;
+  return replicas_.emplace(key, std::move(replica)).first->second;
+}
+
+void WeightPath::drop(const std::string& unit) {
+  std::erase_if(replicas_, [&](const auto& entry) {
+    const bool is_gone = entry.first.name == unit;
+    replica_bytes_ -= is_gone ? entry.second->words().bytes() : 0;
+    return is_gone;
+  });
 }
 
 // Frees what gathers hold that nobody can finish any more. It concerns this rank alone.
@@ -144,7 +181,7 @@ void WeightPath::encode(GatherUnderWay& gather) {
   if (replica.is_valid) {
     encode.header.gather = static_cast<uint32_t>(replica.gathers);
     encode.before = replica.shards.part(tiers_.node(), shard.num_elements);
-    encode.replica = replica.is_compared(options_.replica_interval) ? replica.words() : ConstBuffer{};
+    encode.replica = is_compared(replica, options_.replica_interval) ? replica.words() : ConstBuffer{};
   }
   encode.shard = shard;
   encode.sent = gather.sent;
@@ -197,7 +234,7 @@ void WeightPath::finish(GatherUnderWay& gather) {
     run.reason = Reason::kTooManyUnits;
     run.weights.whole = {{Reason::kTooManyUnits, 1}};
   } else {
-    run.as_differences = true;
+    run.codec = "delta";
   }
   path_.all_gather(run, gather.shard, gather.gathered, replica.shards);
   replica.last_use = run.event();

@@ -12,16 +12,23 @@ namespace {
 // The part of a unit's step that counts steps. See UnitStates::begin_step().
 uint64_t steps_in(uint64_t step) { return step & ((uint64_t{1} << UnitStates::kStepBits) - 1); }
 
+bool has_good_scale(const Reduction& reduction) { return reduction.scale != 0 && std::isfinite(reduction.scale); }
+
+Options plain(Options options) {
+  options.codec = "none";
+  return options;
+}
+
 }  // namespace
 
-ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options)
-    : tiers_(tiers), device_(device), options_(options), units_(device, options.max_units) {
+ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options, UnitTable& units)
+    : tiers_(tiers), device_(device), options_(options), plain_options_(plain(options)), units_(units) {
   ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || !options_.is_lossy(),
                 "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
   if (!flat()) {
     codec(options_, DataType::kFloat32, 1);  // throws if the settings do not fit the codec
   } else if (options_.codec == "tagc") {
-    tagc_flat(options_);
+    tagc_flat_ = make_tagc_flat(options_, device_);
   }
 }
 
@@ -33,75 +40,48 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction,
   plan.key = &key;
   plan.scale = reduction.scale * divisor;
   plan.why_exact = exact_reason(reduction);
+  const bool in_graph = device_.capture(run.tail()) != 0;
   if (!plan.why_exact) {
-    const bool can_ask = device_.capture(run.tail()) == 0;
-    plan.unit = units_.find_or_add(key, num_reductions_, can_ask ? on_all : SetOnAllRanks());
+    plan.unit = units_.find_or_add(key, in_graph ? SetOnAllRanks() : on_all);
     plan.why_exact = plan.unit == nullptr ? std::optional(Reason::kTooManyUnits) : std::nullopt;
-  } else if (may_drain(run, reduction)) {
-    plan.unit = units_.find_with_residual(key, num_reductions_);
+  } else if (!flat() && !in_graph && key.num_elements > 0 && has_good_scale(reduction)) {
+    // It may send the residual along. A graph cannot: it would hold the memory that is freed.
+    plan.unit = units_.find_with_residual(key);
   }
   if (plan.unit != nullptr) {
-    plan_for_unit(run, key, num_summands, plan);
+    plan_for_unit(key, num_summands, in_graph, plan);
   } else {
     plan.hash = key.hash();
-    plan.step = num_reductions_;
-    plan.codec = &plain_codec(key.dtype, num_summands);
-    plan.result_codec = &plain_codec(key.dtype, 1);  // nothing is added to a result
+    plan.step = units_.now();
+    plan.codecs = plain_codecs(key.dtype, num_summands);
   }
-  ++num_reductions_;
+  units_.count_reduction();
   return plan;
 }
 
-// Whether an exact reduction can send the residual along. A graph cannot: it would hold the memory that is freed.
-bool ReductionPlanner::may_drain(const Run& run, const Reduction& reduction) const {
-  return !flat() && reduction.unit.num_elements > 0 && reduction.scale != 0 && std::isfinite(reduction.scale) &&
-         device_.capture(run.tail()) == 0;
-}
-
-void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan) {
+void ReductionPlanner::plan_for_unit(const UnitKey& key, int num_summands, bool in_graph, ReductionPlan& plan) {
   Unit& unit = *plan.unit;
   follow_start(unit, key, num_summands);
   unit.follow_scale(device_, plan.scale);
   plan.step = unit.step++;
   plan.contexts = unit.contexts.get();
-  plan.codec = unit.codecs.pieces;
-  plan.result_codec = unit.codecs.result;
-  plan.tagc_flat = unit.codecs.flat;
+  plan.codecs = unit.codecs;
   const bool is_coded = plan.is_lossy();
-  const bool keeps_residual = is_coded && (flat() ? plan.tagc_flat != nullptr : plan.codec->keeps_residual());
+  const bool keeps_residual = is_coded && (flat() ? plan.codecs.flat != nullptr : plan.codecs.pieces->keeps_residual());
   const bool must_not_keep = keeps_residual && !key.may_keep_residual;
-  follow_key(unit, key, keeps_residual && key.may_keep_residual);
+  units_.follow_key(unit, key, keeps_residual && key.may_keep_residual);
   plan.hash = unit.hash;
   plan.drains = !keeps_residual && unit.has_residual() && !flat();
   if (plan.drains || must_not_keep || !is_coded) {
-    plan.codec = &plain_codec(key.dtype, num_summands);
-    plan.result_codec = &plain_codec(key.dtype, 1);
-    plan.tagc_flat = nullptr;
+    plan.codecs = plain_codecs(key.dtype, num_summands);
     plan.why_exact = plan.drains     ? Reason::kTakesResidual  // once
                      : must_not_keep ? Reason::kWhoseResidual
                                      : plan.why_exact;
   } else if (*unit.is_dense) {
     plan.why_exact = Reason::kDenseStart;
   }
-  plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
+  plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && !in_graph &&
                   steps_in(plan.step) % static_cast<uint64_t>(options_.error_interval) == 0;
-}
-
-// Moves the unit's residuals to the parameters that this key reduces.
-void ReductionPlanner::follow_key(Unit& unit, const UnitKey& key, bool keeps_residual) {
-  if (key.sections != nullptr && unit.key.layout != key.layout) {
-    units_.follow_key(unit, key, residual_stretches(unit.key), residual_stretches(key), residual_sizes(key),
-                      keeps_residual);
-  }
-  if (keeps_residual && !unit.has_residual()) {
-    units_.add_residuals(unit, key, residual_sizes(key));
-  }
-}
-
-void ReductionPlanner::finish(const ReductionPlan& plan) {
-  if (plan.drains) {
-    units_.drop_residuals(*plan.unit);
-  }
 }
 
 // Chooses the unit's codecs if they must change.
@@ -111,19 +91,12 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
     return;
   }
   unit.is_dense = is_dense;
-  unit.settings = options_;
-  if (is_dense) {
-    unit.settings.codec = "none";
-  }
-  unit.codecs = {};
-  if (flat()) {
-    unit.codecs.flat = is_dense ? nullptr : &tagc_flat(unit.settings);
-    unit.codecs.pieces = unit.codecs.result = &plain_codec(key.dtype, num_summands);
-  } else if (!unit.settings.is_lossy()) {
-    unit.codecs.pieces = &plain_codec(key.dtype, num_summands);
-    unit.codecs.result = &plain_codec(key.dtype, 1);
+  unit.settings = is_dense ? &plain_options_ : &options_;
+  if (flat() || !unit.settings->is_lossy()) {
+    unit.codecs = plain_codecs(key.dtype, num_summands);
+    unit.codecs.flat = is_dense ? nullptr : tagc_flat_.get();
   } else {
-    unit.codecs.pieces = unit.codecs.result = &codec(unit.settings, key.dtype, num_summands);
+    unit.codecs.pieces = unit.codecs.result = &codec(options_, key.dtype, num_summands);
   }
   if (unit.error == nullptr) {
     unit.error = device_.make_squared_error();
@@ -148,7 +121,7 @@ std::optional<Reason> ReductionPlanner::exact_reason(const Reduction& reduction)
   if (key.num_elements == 0) {
     return Reason::kEmpty;
   }
-  if (reduction.scale == 0 || !std::isfinite(reduction.scale)) {
+  if (!has_good_scale(reduction)) {
     return Reason::kBadScale;
   }
   if (flat() && key.collective == Collective::kAllReduce) {
@@ -184,71 +157,17 @@ void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) 
                 " before: expected one scale");
 }
 
-ResidualSizes ReductionPlanner::residual_sizes(const UnitKey& key) const {
-  const bool is_all_reduce = key.collective == Collective::kAllReduce;
-  if (tiers_.num_nodes() == 1 || (flat() && is_all_reduce)) {
-    return {};
-  }
-  const int64_t chunk = tiers_.chunk_elements(key.num_elements);
-  return {flat() ? key.num_elements : (tiers_.num_nodes() - 1) * chunk, is_all_reduce ? chunk : 0};
-}
-
-// Sections are as long as the rows, which GradientRecogniser checks.
-ResidualStretches ReductionPlanner::residual_stretches(const UnitKey& key) const {
-  ResidualStretches stretches;
-  if (key.sections == nullptr) {
-    return stretches;
-  }
-  const ResidualSizes sizes = residual_sizes(key);
-  const int64_t row = key.sections->row_elements();
-  if (key.collective == Collective::kReduceScatter) {
-    for (int64_t piece = 0; row > 0 && piece < sizes.pieces_elements / row; ++piece) {
-      stretches.pieces.push_back({piece, 0, row, piece * row});
-    }
-    return stretches;
-  }
-  const int64_t chunk = tiers_.chunk_elements(key.num_elements);
-  const auto stretch_of = [&](int owner, int64_t offset) {
-    const int64_t begin = std::min(owner * chunk, row);
-    return ResidualStretch{0, begin, std::min(chunk, row - begin), offset};
-  };
-  int64_t offset = 0;
-  for (int node = 0; node < tiers_.num_nodes() && offset < sizes.pieces_elements; ++node) {
-    if (node != tiers_.node()) {
-      stretches.pieces.push_back(stretch_of(tiers_.map().rank(node, tiers_.map().local_index(tiers_.rank())), offset));
-      offset += chunk;
-    }
-  }
-  if (sizes.result_elements > 0) {
-    stretches.result.push_back(stretch_of(tiers_.rank(), 0));
-  }
-  return stretches;
-}
-
-void ReductionPlanner::load(const UnitState& state) { units_.load(state, residual_sizes(state.key), num_reductions_); }
-
-Codec& ReductionPlanner::codec(const Options& settings, DataType dtype, int num_summands) {
-  std::unique_ptr<Codec>& codec = codecs_[{settings.codec_settings(), dtype, num_summands}];
+Codec& ReductionPlanner::codec(const Options& options, DataType dtype, int num_summands) {
+  std::unique_ptr<Codec>& codec = codecs_[{options.codec, dtype, num_summands}];
   if (codec == nullptr) {
-    codec = device_.make_codec(settings.codec, settings, dtype, num_summands);
+    codec = device_.make_codec(options.codec, options, dtype, num_summands);
   }
   return *codec;
 }
 
-Codec& ReductionPlanner::plain_codec(DataType dtype, int num_summands) {
-  std::unique_ptr<Codec>& codec = codecs_[{"none", dtype, num_summands}];
-  if (codec == nullptr) {
-    codec = device_.make_codec("none", options_, dtype, num_summands);
-  }
-  return *codec;
-}
-
-TagcFlat& ReductionPlanner::tagc_flat(const Options& settings) {
-  std::unique_ptr<TagcFlat>& tagc_flat = tagc_flat_[settings.codec_settings()];
-  if (tagc_flat == nullptr) {
-    tagc_flat = make_tagc_flat(settings, tiers_.world_size(), device_);
-  }
-  return *tagc_flat;
+// Nothing is added to a result.
+Codecs ReductionPlanner::plain_codecs(DataType dtype, int num_summands) {
+  return {&codec(plain_options_, dtype, num_summands), &codec(plain_options_, dtype, 1)};
 }
 
 }  // namespace isthmus

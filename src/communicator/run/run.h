@@ -10,6 +10,7 @@
 #include "isthmus/codec.h"
 #include "isthmus/device.h"
 #include "isthmus/stats.h"
+#include "isthmus/unit.h"
 
 namespace isthmus {
 
@@ -61,8 +62,11 @@ class Run {
   CodecCounts codec_counts;
   WeightStats weights;
   PeerWaits peer_waits;
-  bool as_differences = false;   // whether weights crossed as differences
-  std::optional<Reason> reason;  // why they did not
+  const UnitKey* unit = nullptr;      // whose gradients or weights it moves; null: nobody's
+  const char* codec = "none";         // of the unit, as UnitStats names it
+  const Options* settings = nullptr;  // of that codec; null: none
+  std::shared_ptr<const SquaredError> error = nullptr;
+  std::optional<Reason> reason;  // why gradients stay exact, or weights cross whole
   int64_t coded_elements = 0;    // elements of pieces that became packets for other nodes
   int64_t packet_bytes = 0;      // of those packets
 

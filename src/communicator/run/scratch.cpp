@@ -1,7 +1,6 @@
 #include "communicator/run/scratch.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/aligned_memory.h"
 #include "base/rounding.h"
@@ -10,28 +9,21 @@ namespace isthmus {
 
 Buffer Scratch::take(int64_t num_elements, DataType dtype) {
   const int64_t bytes = round_up(num_elements * element_bytes(dtype), kBufferAlignment);
-  auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& s) { return s.free_bytes() >= bytes; });
+  auto slab = std::ranges::find_if(slabs_, [&](const Slab& one) { return one.bytes - one.used_bytes >= bytes; });
   if (slab == slabs_.end()) {
-    add_slab(bytes);
-    slab = std::prev(slabs_.end());
+    slab = slabs_.insert(slab, {device_->allocate(bytes), bytes});
   }
   std::byte* data = static_cast<std::byte*>(slab->memory.get()) + slab->used_bytes;
   slab->used_bytes += bytes;
   return {data, num_elements, dtype};
 }
 
-void Scratch::add_slab(int64_t bytes) { slabs_.push_back({device_->allocate(bytes), bytes, 0}); }
-
-void Scratch::reset() {
-  if (slabs_.size() > 1) {
+void Scratch::reset(bool keep_places) {
+  if (slabs_.size() > 1 && !keep_places) {
     const int64_t total_bytes = bytes();
     slabs_.clear();
-    add_slab(total_bytes);
+    slabs_.push_back({device_->allocate(total_bytes), total_bytes});
   }
-  rewind();
-}
-
-void Scratch::rewind() {
   for (Slab& slab : slabs_) {
     slab.used_bytes = 0;
   }
@@ -54,16 +46,12 @@ ScratchInTurns::ScratchInTurns(Device& device) : device_(&device) {
 ScratchPart& ScratchInTurns::next(Stream caller) {
   const uint64_t capture = device_->capture(caller);
   std::list<ScratchPart>& parts = capture != 0 ? graphs_parts_ : parts_;
-  auto part = std::find_if(parts.begin(), parts.end(), [](const ScratchPart& one) { return !one.is_held; });
+  auto part = std::ranges::find(parts, false, &ScratchPart::is_held);
   if (part == parts.end()) {
     part = parts.insert(part, ScratchPart{Scratch(*device_), nullptr});
   }
   parts.splice(parts.end(), parts, part);
-  if (capture != 0) {
-    part->memory.rewind();
-  } else {
-    part->memory.reset();
-  }
+  part->memory.reset(/*keep_places=*/capture != 0);
   if (part->capture != capture) {  // a capture cannot wait for events of another graph
     part->done = nullptr;
     part->capture = capture;

@@ -19,10 +19,8 @@ class Scratch {
 
   // Uninitialised, aligned to kBufferAlignment.
   Buffer take(int64_t num_elements, DataType dtype);
-  // Invalidates all buffers that were taken.
-  void reset();
-  // reset() that frees no memory: pointers that a graph captured stay valid.
-  void rewind();
+  // Invalidates all buffers that were taken. keep_places: frees no memory, so that pointers in a graph stay valid.
+  void reset(bool keep_places = false);
   int64_t bytes() const;
 
  private:
@@ -30,9 +28,7 @@ class Scratch {
     DeviceMemory memory;
     int64_t bytes = 0;
     int64_t used_bytes = 0;
-    int64_t free_bytes() const { return bytes - used_bytes; }
   };
-  void add_slab(int64_t bytes);
 
   Device* device_;
   std::vector<Slab> slabs_;  // one in a steady state; another where no slab had room

@@ -8,60 +8,42 @@
 
 namespace isthmus {
 
-void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey* weights, const MemoryUse& memory) {
+void Statistics::record(const Run& run) {
   const std::lock_guard lock(mutex_);
   stats_.collectives[static_cast<size_t>(run.collective())] += run.counters;
   stats_.codec += run.codec_counts;
   stats_.peer_waits += run.peer_waits;
-  if (plan != nullptr) {
-    if (plan->why_exact) {
-      ++stats_.exact_calls[*plan->why_exact];
-    } else {
-      ++stats_.compressed_calls;
-    }
-    record_unit(run, *plan);
-  }
   stats_.weights += run.weights;
-  if (UnitRecord* record = weights == nullptr ? nullptr : record_of(run, *weights); record != nullptr) {
-    record->stats.codec = run.as_differences ? "delta" : "none";
-    record->stats.reason = run.reason;
+  if (run.collective() != Collective::kAllGather) {
+    ++(run.reason ? stats_.exact_calls[*run.reason] : stats_.compressed_calls);
   }
-  stats_.num_units = memory.num_units;
-  stats_.residual_bytes = memory.residual_bytes;
-  stats_.dropped_residuals += memory.num_dropped - std::exchange(dropped_seen_, memory.num_dropped);
-  stats_.weights.replica_bytes = memory.replica_bytes;
-  stats_.scratch_bytes = memory.scratch_bytes;
+  if (run.unit != nullptr) {
+    record_unit(run);
+  }
   add_timings();
 }
 
-Statistics::UnitRecord* Statistics::record_of(const Run& run, const UnitKey& key) {
-  const uint64_t hash = key.hash();
+void Statistics::record_unit(const Run& run) {
+  const uint64_t hash = run.unit->hash();
   const auto found = unit_records_.find(hash);
   if (found == unit_records_.end() && static_cast<int64_t>(unit_records_.size()) >= 2 * max_units_) {
-    return nullptr;
-  }
-  UnitRecord& record = unit_records_[hash];
-  record.stats.name = key.name;
-  record.stats.collective = key.collective;
-  record.stats.num_elements = key.num_elements;
-  ++record.stats.calls;
-  record.stats.unchanged_calls += run.weights.unchanged;
-  record.stats.coded_elements += run.coded_elements;
-  record.stats.packet_bytes += run.packet_bytes;
-  return &record;
-}
-
-void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
-  UnitRecord* const record = record_of(run, *plan.key);
-  if (record == nullptr) {
     return;
   }
-  UnitStats& stats = record->stats;
-  stats.codec = plan.codec->name();
-  stats.settings = plan.unit != nullptr ? plan.unit->settings.codec_settings() : "";
-  stats.reason = plan.why_exact;
-  if (plan.unit != nullptr && plan.unit->error != nullptr) {
-    record->error = plan.unit->error;
+  UnitRecord& record = unit_records_[hash];
+  UnitStats& stats = record.stats;
+  stats.name = run.unit->name;
+  stats.collective = run.unit->collective;
+  stats.num_elements = run.unit->num_elements;
+  stats.dtype = run.unit->dtype;
+  stats.codec = run.codec;
+  stats.settings = run.settings != nullptr ? run.settings->codec_settings() : "";
+  stats.reason = run.reason;
+  ++stats.calls;
+  stats.unchanged_calls += run.weights.unchanged;
+  stats.coded_elements += run.coded_elements;
+  stats.packet_bytes += run.packet_bytes;
+  if (run.error != nullptr) {
+    record.error = run.error;
   }
 }
 
@@ -80,20 +62,9 @@ void Statistics::add_timings() {
   timings_.erase(std::remove_if(timings_.begin(), timings_.end(), is_known), timings_.end());
 }
 
-void Statistics::count_skipped_step() {
+void Statistics::add(int64_t Stats::*count, int64_t more) {
   const std::lock_guard lock(mutex_);
-  ++stats_.skipped_steps;
-}
-
-void Statistics::count_dropped(int64_t num_units) {
-  const std::lock_guard lock(mutex_);
-  stats_.dropped_residuals += num_units;
-}
-
-void Statistics::show_memory(int64_t num_units, int64_t residual_bytes) {
-  const std::lock_guard lock(mutex_);
-  stats_.num_units = num_units;
-  stats_.residual_bytes = residual_bytes;
+  stats_.*count += more;
 }
 
 Stats Statistics::snapshot() {
@@ -102,6 +73,10 @@ Stats Statistics::snapshot() {
   add_timings();
   Stats stats = stats_;
   stats.codec += on_device;
+  stats.num_units = memory.num_units;
+  stats.residual_bytes = memory.residual_bytes;
+  stats.weights.replica_bytes = memory.replica_bytes;
+  stats.scratch_bytes = memory.scratch_bytes;
   for (const auto& [hash, record] : unit_records_) {
     if (record.stats.calls == 0) {
       continue;
@@ -118,12 +93,7 @@ Stats Statistics::snapshot() {
 void Statistics::reset() {
   device_.reset_codec_counts();
   const std::lock_guard lock(mutex_);
-  Stats fresh;
-  fresh.num_units = stats_.num_units;
-  fresh.residual_bytes = stats_.residual_bytes;
-  fresh.scratch_bytes = stats_.scratch_bytes;
-  fresh.weights.replica_bytes = stats_.weights.replica_bytes;
-  stats_ = std::move(fresh);
+  stats_ = {};
   for (auto& [hash, record] : unit_records_) {
     record.stats = {};
     if (record.error != nullptr) {

@@ -1,13 +1,13 @@
 // What a communicator did: counters, timings and the records of its units, behind one lock.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 
-#include "communicator/units/reduction_plan.h"
 #include "isthmus/device.h"
 #include "isthmus/stats.h"
 
@@ -15,13 +15,12 @@ namespace isthmus {
 
 class Run;
 
-// The memory that a communicator holds.
+// What a communicator holds now. Its parts keep it up to date.
 struct MemoryUse {
-  int64_t num_units = 0;
-  int64_t residual_bytes = 0;
-  int64_t replica_bytes = 0;
-  int64_t scratch_bytes = 0;
-  int64_t num_dropped = 0;  // residuals lost so far because their unit lost its place
+  std::atomic<int64_t> num_units = 0;
+  std::atomic<int64_t> residual_bytes = 0;
+  std::atomic<int64_t> replica_bytes = 0;
+  std::atomic<int64_t> scratch_bytes = 0;
 };
 
 // All methods may be called by any thread. The device outlives it.
@@ -38,15 +37,14 @@ class Statistics {
   // Keeps at most 2 * max_units records of units, since reductions and gathers of weights have records.
   Statistics(Device& device, int64_t max_units) : device_(device), max_units_(max_units) {}
 
-  // Adds a finished collective. plan: null for a gather. weights: the unit whose weights were gathered; null: none.
-  void record(const Run& run, const ReductionPlan* plan, const UnitKey* weights, const MemoryUse& memory);
+  void record(const Run& run);  // a finished collective
   void add_timing(Timing timing);
-  void count_skipped_step();
-  void count_dropped(int64_t num_units);
-  void show_memory(int64_t num_units, int64_t residual_bytes);
+  void add(int64_t Stats::*count, int64_t more);
 
   Stats snapshot();
   void reset();
+
+  MemoryUse memory;
 
  private:
   // Counters of one unit's reductions. `error` never resets; members with `_before` hold its values at the last reset.
@@ -57,10 +55,9 @@ class Statistics {
     double dropped_before = 0;
   };
 
-  void add_timings();  // under mutex_
-  // The record, with the run's counts added; null if there are too many. Under mutex_.
-  UnitRecord* record_of(const Run& run, const UnitKey& key);
-  void record_unit(const Run& run, const ReductionPlan& plan);  // under mutex_
+  // Under mutex_.
+  void add_timings();
+  void record_unit(const Run& run);
 
   Device& device_;
   const int64_t max_units_;
@@ -68,7 +65,6 @@ class Statistics {
   Stats stats_;
   std::deque<Timing> timings_;  // timings whose events have not passed yet
   std::map<uint64_t, UnitRecord> unit_records_;
-  int64_t dropped_seen_ = 0;  // of MemoryUse::num_dropped
 };
 
 }  // namespace isthmus

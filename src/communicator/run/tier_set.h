@@ -1,20 +1,22 @@
 // The tiers of one rank, and its place in them.
 #pragma once
 
-#include <array>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include "base/rounding.h"
 #include "isthmus/communicator.h"
 #include "isthmus/device.h"
 #include "isthmus/node_map.h"
+#include "isthmus/stats.h"
 #include "isthmus/transport.h"
 
 namespace isthmus {
 
 // A rank's place in the node map, and its transports. Gathers without tiers of their own use those of reductions.
-// Immutable; each Transport says which of its methods several threads may call.
+// Any thread may call it, as far as its transports allow.
 class TierSet {
  public:
   // with_flat: a tier of all ranks is required. Throws OptionError or Error if the tiers do not fit the map.
@@ -41,12 +43,9 @@ class TierSet {
   // Elements of one rank's chunk, rounded up: zeros pad the last chunk.
   int64_t chunk_elements(int64_t num_elements) const { return divide_up(num_elements, world_size()); }
 
-  // What this rank has sent since its tiers were made, gathers included.
-  Traffic intra_traffic() const;
-  Traffic inter_traffic() const;
-  Traffic flat_traffic() const;
-  // How long it has waited for others since the last call.
-  PeerWaits take_waits() const;
+  // Adds what this rank sent, and how long it waited for others, since the last call. The thread that calls collectives
+  // calls it.
+  void take_counts(CollectiveStats& sent, PeerWaits& waits) const;
 
   // Aborts all tiers at once: on a GPU one may end only when the others' operations have. Waits at most kAbortPatience.
   void abort() const;
@@ -56,12 +55,11 @@ class TierSet {
   std::chrono::milliseconds failure_delay() const;
 
  private:
-  void check(bool with_flat) const;
-  std::array<std::shared_ptr<Transport>, 5> all() const;  // any may be null
-
   const NodeMap map_;
   const int rank_;
   const Tiers tiers_;
+  const std::vector<std::shared_ptr<Transport>> all_;  // those that there are
+  mutable std::map<const Transport*, Traffic> counted_;
 };
 
 }  // namespace isthmus

@@ -6,27 +6,24 @@
 #include <memory>
 #include <vector>
 
+#include "communicator/run/tier_set.h"
 #include "isthmus/device.h"
 #include "isthmus/unit.h"
 
 namespace isthmus {
 
-// A stretch of a residual, and its place in the rows of the reduced tensor.
-struct ResidualStretch {
-  int64_t piece = 0;  // see ParkedState
-  int64_t begin = 0;  // in the row
-  int64_t num_elements = 0;
-  int64_t offset = 0;  // in the residual
+// How many elements one unit's residuals have on this rank.
+struct ResidualSizes {
+  int64_t pieces_elements = 0;
+  int64_t result_elements = 0;
 };
 
-struct ResidualStretches {
-  std::vector<ResidualStretch> pieces;
-  std::vector<ResidualStretch> result;
-};
+// For a unit whose codec keeps residuals.
+ResidualSizes residual_sizes(const TierSet& tiers, bool is_flat, const UnitKey& key);
 
 // A stretch of one parameter's section.
 struct ResidualPart {
-  int64_t piece = 0;
+  int64_t piece = 0;  // see ParkedState
   int64_t parameter = 0;
   int64_t begin = 0;  // in the section
   Buffer values;
@@ -41,20 +38,6 @@ struct ParkedPart {
   DeviceMemory memory;
 };
 
-std::vector<ResidualPart> parts_of(Buffer residual, const std::vector<ResidualStretch>& stretches,
-                                   const Sections& sections);
-
-// Whether the part has an element in common with the others.
-bool overlap(const ResidualPart& part, const std::vector<ResidualPart>& others);
-
-// Copies the elements of `to` from `from` and `parked`, and parks the rest. No element is in two of `from` and
-// `parked`. Enqueued on `stream`. Throws std::bad_alloc.
-void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& from,
-                const std::vector<ResidualPart>& to, std::vector<ParkedPart>& parked);
-
-// Copies the values into a part of its own.
-ParkedPart park(Device& device, Stream stream, const ResidualPart& part);
-
 // One of a unit's residuals.
 struct Residual {
   Lane lane;                            // the only one that uses it
@@ -64,6 +47,13 @@ struct Residual {
   std::shared_ptr<ResidualGuard> guard = nullptr;  // of `values`, in the device's memory; made with them
 
   int64_t bytes() const;  // that have memory
+  // Gives it values of zeros. They are written on its lane. Throws Error that names unit and bytes if memory is
+  // lacking.
+  void make(Device& device, const UnitKey& key, int64_t num_elements);
+  // Gives the residual of a forgotten unit memory of zeros again.
+  void revive(Device& device, const UnitKey& key);
+  // Skips what has no memory: a codec without error feedback has no residual, and a forgotten unit has lost it.
+  void multiply(Device& device, double factor) const;
 };
 
 // A unit's residuals, and what they belong to.
@@ -82,7 +72,16 @@ struct Residuals {
 // std::bad_alloc.
 void copy_residuals(Device& device, const Residuals& from, Residuals& to);
 
-// Skips what has no memory: a codec without error feedback has no residual, and a forgotten unit has lost it.
-void multiply(Device& device, const Residual& residual, double factor);
+// The parts of one of a unit's residuals, which has the elements of `key` with its sections: that of pieces, or that of
+// the result.
+std::vector<ResidualPart> parts_of(const TierSet& tiers, const UnitKey& key, Buffer residual, bool of_result);
+
+// Whether the part has an element in common with the others.
+bool overlap(const ResidualPart& part, const std::vector<ResidualPart>& others);
+
+// Copies the elements of `to` from `from` and `parked`, and parks the rest. No element is in two of `from` and
+// `parked`. Enqueued on `stream`. Throws std::bad_alloc.
+void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& from,
+                const std::vector<ResidualPart>& to, std::vector<ParkedPart>& parked);
 
 }  // namespace isthmus

@@ -1,49 +1,15 @@
 #include "communicator/units/unit_table.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
-#include <new>
-#include <tuple>
 #include <utility>
-#include <vector>
 
-#include "base/stable_hash.h"
 #include "isthmus/error.h"
-#include "kernels/block/device.h"
 
 namespace isthmus {
 namespace {
-
-// Makes zeros. They are written on `lane`, which uses them.
-std::pair<Buffer, DeviceMemory> make_zeros(Device& device, const UnitKey& key, int64_t num_elements, Lane lane) {
-  Buffer residual{nullptr, num_elements, DataType::kFloat32};
-  DeviceMemory memory;
-  if (num_elements > 0) {
-    try {
-      memory = device.allocate(residual.bytes());
-    } catch (const std::bad_alloc&) {
-      throw Error(
-          detail::concatenate("unit \"", key.name, "\": no memory for a residual of ", residual.bytes(), " bytes"));
-    }
-    residual.data = memory.get();
-    device.clear(residual, device.lane(lane));
-  }
-  return {residual, std::move(memory)};
-}
-
-void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Unit& unit) {
-  const auto make = [&](Residual& residual, int64_t num_elements) {
-    std::tie(residual.values, residual.memory) = make_zeros(device, key, num_elements, residual.lane);
-    if (num_elements > 0 && residual.guard == nullptr) {
-      constexpr int64_t kBytes = sizeof(ResidualGuard);
-      residual.guard = std::static_pointer_cast<ResidualGuard>(device.allocate(kBytes));
-      device.clear({residual.guard.get(), kBytes, DataType::kByte}, device.lane(residual.lane));
-    }
-  };
-  make(unit.pieces, sizes.pieces_elements);
-  make(unit.result, sizes.result_elements);
-}
 
 // Sets the hash of the unit's key. On a GPU it counts from the next packets of each use on.
 void set_hash(Device& device, Unit& unit) {
@@ -68,21 +34,6 @@ Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
   return unit;
 }
 
-// Gives a forgotten unit residuals of zeros again.
-void revive(Device& device, const UnitKey& key, Unit& unit) {
-  for (Residual* const residual : unit.both()) {
-    const auto make = [&](Buffer& values, DeviceMemory& memory) {
-      if (values.num_elements > 0 && memory == nullptr) {
-        std::tie(values, memory) = make_zeros(device, key, values.num_elements, residual->lane);
-      }
-    };
-    make(residual->values, residual->memory);
-    for (ParkedPart& parked : residual->parked) {
-      make(parked.part.values, parked.memory);
-    }
-  }
-}
-
 // How many times the unit's pieces were encoded.
 uint64_t step_of(Device& device, const Unit& unit) {
   if (unit.contexts == nullptr) {
@@ -92,6 +43,21 @@ uint64_t step_of(Device& device, const Unit& unit) {
   const int64_t bytes = sizeof(context);
   device.read({unit.contexts.get(), bytes, DataType::kByte}, {&context, bytes, DataType::kByte});
   return context.step;
+}
+
+// Throws Error for the key of a unit that a group of `num_ranks` cannot have.
+void check_key(const UnitKey& key, int num_ranks) {
+  constexpr int64_t kMostElements = int64_t{1} << 56;  // sizes in bytes, and rounded up, are then numbers, too
+  const int64_t num_rows = key.collective == Collective::kAllReduce ? 1 : num_ranks;
+  ISTHMUS_CHECK(Error,
+                key.collective != Collective::kAllGather && key.num_elements > 0 && key.num_elements <= kMostElements &&
+                    key.num_elements % num_rows == 0 && accumulate_dtype(key.dtype) == DataType::kFloat32,
+                "unit \"", key.name, "\": cannot load the state of a ", to_string(key.collective), " of ",
+                key.num_elements, " elements of ", to_string(key.dtype), " over ", num_ranks, " ranks");
+  const int64_t row = key.sections == nullptr ? key.num_elements / num_rows : key.sections->row_elements();
+  ISTHMUS_CHECK(Error, row == key.num_elements / num_rows, "unit \"", key.name,
+                "\": cannot load a state whose parameters have ", row, " elements in each of ", num_rows, " rows of ",
+                key.num_elements);
 }
 
 // num_elements: what this group's residual has.
@@ -112,7 +78,7 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, int
 
 void Unit::follow_scale(Device& device, double new_scale) {
   if (scale != 0 && scale != new_scale) {
-    multiply(device, pieces, scale / new_scale);
+    pieces.multiply(device, scale / new_scale);
   }
   scale = new_scale;
 }
@@ -122,12 +88,12 @@ const Unit* UnitTable::find(const UnitKey& key) const {
   return found == units_.end() ? nullptr : &found->second;
 }
 
-Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now, const SetOnAllRanks& on_all) {
+Unit* UnitTable::find_or_add(const UnitKey& key, const SetOnAllRanks& on_all) {
   const UnitKey identity = key.identity();
   if (const auto found = units_.find(identity); found != units_.end()) {
-    return &used(found->second, key, now);
+    return &used(found->second, key);
   }
-  if (full() && now <= full_until_) {
+  if (full() && now_ <= full_until_) {
     return nullptr;
   }
   if (const auto earlier = renamed(key); earlier != units_.end()) {
@@ -140,28 +106,32 @@ Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now, const SetOnAllRan
       unit.key.layout = reduced.layout;
       unit.key.sections = reduced.sections;
     }
-    set_hash(*device_, unit);
-    return &used(unit, key, now);
+    set_hash(device_, unit);
+    return &used(unit, key);
   }
-  if (full() && !make_room(now, on_all)) {
+  if (full() && !make_room(on_all)) {
     return nullptr;
   }
-  return &used(units_.emplace(identity, make_unit(*device_, key, first_step_)).first->second, key, now);
+  Unit& unit = units_.emplace(identity, make_unit(device_, key, first_step_)).first->second;
+  statistics_.memory.num_units = size();
+  return &used(unit, key);
 }
 
-Unit* UnitTable::find_with_residual(const UnitKey& key, uint64_t now) {
+Unit* UnitTable::find_with_residual(const UnitKey& key) {
   const auto found = units_.find(key.identity());
   const bool is_wanted = found != units_.end() && (found->second.has_residual() || found->second.has_parked());
-  return is_wanted ? &used(found->second, key, now) : nullptr;
+  return is_wanted ? &used(found->second, key) : nullptr;
 }
 
-Unit& UnitTable::used(Unit& unit, const UnitKey& key, uint64_t now) {
+Unit& UnitTable::used(Unit& unit, const UnitKey& key) {
   unit.key.owner = key.owner;
-  unit.last_use = now;
+  unit.last_use = now_;
   unit.is_forgotten = false;
   if (unit.has_residual() || unit.has_parked()) {
     const int64_t bytes_before = unit.residual_bytes();
-    revive(*device_, key, unit);
+    for (Residual* const residual : unit.both()) {
+      residual->revive(device_, key);
+    }
     residual_bytes_ += unit.residual_bytes() - bytes_before;
   }
   return unit;
@@ -178,11 +148,11 @@ UnitTable::Units::iterator UnitTable::renamed(const UnitKey& key) {
   });
 }
 
-bool UnitTable::make_room(uint64_t now, const SetOnAllRanks& on_all) {
+bool UnitTable::make_room(const SetOnAllRanks& on_all) {
   const auto oldest = std::min_element(
       units_.begin(), units_.end(), [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; });
-  full_until_ = oldest->second.last_use + 2 * static_cast<uint64_t>(max_units_);
-  if (now <= full_until_) {
+  full_until_ = oldest->second.last_use + 2 * static_cast<uint64_t>(options_.max_units);
+  if (now_ <= full_until_) {
     if (!on_all) {
       return false;
     }
@@ -193,64 +163,61 @@ bool UnitTable::make_room(uint64_t now, const SetOnAllRanks& on_all) {
     const std::vector<uint8_t> everywhere = on_all(forgotten);
     auto goes = everywhere.begin();
     std::erase_if(units_, [&goes](const auto& /*entry*/) { return *goes++ != 0; });
+    statistics_.memory.num_units = size();
     full_until_ = full() ? full_until_ : 0;
     return !full();
   }
   const int64_t bytes = oldest->second.residual_bytes();
-  num_dropped_ += bytes > 0 ? 1 : 0;
+  count_dropped(bytes > 0 ? 1 : 0);
   residual_bytes_ -= bytes;
   units_.erase(oldest);
   return true;
 }
 
-void UnitTable::follow_key(Unit& unit, const UnitKey& key, const ResidualStretches& before,
-                           const ResidualStretches& now, ResidualSizes sizes, bool needs_residual) {
+void UnitTable::follow_key(Unit& unit, const UnitKey& key, bool needs_residual) {
   const int64_t bytes_before = unit.residual_bytes();
-  struct Source {
-    std::vector<ResidualPart> parts;
-    DeviceMemory memory;  // alive until the values have moved
-  };
-  const bool had_residual = unit.has_residual();
-  const auto take = [&](Residual& residual, const std::vector<ResidualStretch>& stretches, int64_t num_elements) {
-    Source source;
-    if (had_residual) {
-      source.parts = parts_of(residual.values, stretches, *unit.key.sections);
-    }
-    source.memory = std::move(residual.memory);
-    residual.values = {nullptr, num_elements, DataType::kFloat32};
-    return source;
-  };
-  const Source pieces = take(unit.pieces, before.pieces, sizes.pieces_elements);
-  const Source result = take(unit.result, before.result, sizes.result_elements);
-  const auto is_needed = [&](const Residual& residual, const std::vector<ResidualStretch>& stretches,
-                             const Source& source) {
-    const std::vector<ResidualPart> to = parts_of(residual.values, stretches, *key.sections);
-    const auto arrives = [&to](const ResidualPart& part) { return overlap(part, to); };
-    return std::ranges::any_of(residual.parked, arrives, &ParkedPart::part) ||
-           std::ranges::any_of(source.parts, arrives);
-  };
-  if (needs_residual || is_needed(unit.pieces, now.pieces, pieces) || is_needed(unit.result, now.result, result)) {
-    make_residuals(*device_, key, sizes, unit);
-  } else {
-    unit.pieces.values = unit.result.values = {};
+  if (key.sections != nullptr && unit.key.layout != key.layout) {
+    move_residuals(unit, key, needs_residual);
   }
-  const auto move = [&](const Source& source, Residual& residual, const std::vector<ResidualStretch>& stretches) {
-    std::vector<ResidualPart> to;
-    if (residual.values.num_elements > 0) {
-      to = parts_of(residual.values, stretches, *key.sections);
-    }
-    move_parts(*device_, device_->lane(residual.lane), source.parts, to, residual.parked);
-  };
-  move(pieces, unit.pieces, now.pieces);
-  move(result, unit.result, now.result);
-  unit.key = key;
-  set_hash(*device_, unit);
+  if (needs_residual && !unit.has_residual()) {
+    make_residuals(unit, key);
+  }
   residual_bytes_ += unit.residual_bytes() - bytes_before;
 }
 
-void UnitTable::add_residuals(Unit& unit, const UnitKey& key, ResidualSizes sizes) {
-  make_residuals(*device_, key, sizes, unit);
-  residual_bytes_ += unit.pieces.values.bytes() + unit.result.values.bytes();
+void UnitTable::make_residuals(Unit& unit, const UnitKey& key) {
+  const auto [pieces_elements, result_elements] = sizes_of(key);
+  unit.pieces.make(device_, key, pieces_elements);
+  unit.result.make(device_, key, result_elements);
+}
+
+// Moves the unit's residuals to the parameters that this key reduces.
+void UnitTable::move_residuals(Unit& unit, const UnitKey& key, bool needs_residual) {
+  const ResidualSizes sizes = sizes_of(key);
+  std::array<std::vector<ResidualPart>, 2> from;
+  std::array<DeviceMemory, 2> memory;  // alive until the values have moved
+  for (const bool of_result : {false, true}) {
+    Residual& residual = *unit.both()[of_result];
+    from[of_result] = parts_of(tiers_, unit.key, residual.values, of_result);
+    memory[of_result] = std::move(residual.memory);
+    residual.values = {nullptr, of_result ? sizes.result_elements : sizes.pieces_elements, DataType::kFloat32};
+    const std::vector<ResidualPart> to = parts_of(tiers_, key, residual.values, of_result);
+    const auto arrives = [&to](const ResidualPart& part) { return overlap(part, to); };
+    needs_residual = needs_residual || std::ranges::any_of(from[of_result], arrives) ||
+                     std::ranges::any_of(residual.parked, arrives, &ParkedPart::part);
+  }
+  if (needs_residual) {
+    make_residuals(unit, key);
+  } else {
+    unit.pieces.values = unit.result.values = {};
+  }
+  for (const bool of_result : {false, true}) {
+    Residual& residual = *unit.both()[of_result];
+    move_parts(device_, device_.lane(residual.lane), from[of_result], parts_of(tiers_, key, residual.values, of_result),
+               residual.parked);
+  }
+  unit.key = key;
+  set_hash(device_, unit);
 }
 
 void UnitTable::drop_residuals(Unit& unit) {
@@ -261,37 +228,40 @@ void UnitTable::drop_residuals(Unit& unit) {
   }
 }
 
-void UnitTable::load(const UnitState& state, ResidualSizes sizes, uint64_t now) {
-  const auto found = units_.find(state.key.identity());
-  ISTHMUS_CHECK(Error, found != units_.end() || !full(), "unit \"", state.key.name, "\": cannot load its state, since ",
+void UnitTable::load(const UnitState& state) {
+  const UnitKey& key = state.key;
+  check_key(key, tiers_.world_size());
+  const auto found = units_.find(key.identity());
+  ISTHMUS_CHECK(Error, found != units_.end() || !full(), "unit \"", key.name, "\": cannot load its state, since ",
                 size(), " units have one already (max_units)");
-  ISTHMUS_CHECK(Error, std::isfinite(state.scale), "unit \"", state.key.name, "\": cannot load the scale ",
-                state.scale);
-  check_loadable(state.key, "residual", state.residual, sizes.pieces_elements);
-  check_loadable(state.key, "result residual", state.result_residual, sizes.result_elements);
-  Unit unit = make_unit(*device_, state.key, state.step);
+  ISTHMUS_CHECK(Error, std::isfinite(state.scale), "unit \"", key.name, "\": cannot load the scale ", state.scale);
+  const ResidualSizes sizes = sizes_of(key);
+  check_loadable(key, "residual", state.residual, sizes.pieces_elements);
+  check_loadable(key, "result residual", state.result_residual, sizes.result_elements);
+  Unit unit = make_unit(device_, key, state.step);
   unit.scale = state.scale;
   if (state.residual.num_elements + state.result_residual.num_elements > 0) {
-    make_residuals(*device_, state.key, sizes, unit);
+    make_residuals(unit, key);
   }
-  const auto copy = [this](ConstBuffer from, Buffer to) { device_->write(from, to.slice(0, from.num_elements)); };
+  const auto copy = [this](ConstBuffer from, Buffer to) { device_.write(from, to.slice(0, from.num_elements)); };
   copy(state.residual, unit.pieces.values);
   copy(state.result_residual, unit.result.values);
   for (const ParkedState& parked : state.parked) {
-    check_loadable(state.key, "part of a residual", parked.values, parked.values.num_elements);
+    check_loadable(key, "part of a residual", parked.values, parked.values.num_elements);
     ISTHMUS_CHECK(Error,
                   parked.begin >= 0 && parked.begin <= std::numeric_limits<int64_t>::max() - parked.values.num_elements,
-                  "unit \"", state.key.name, "\": cannot load a part of a residual that begins at ", parked.begin);
+                  "unit \"", key.name, "\": cannot load a part of a residual that begins at ", parked.begin);
     Buffer values{nullptr, parked.values.num_elements, DataType::kFloat32};
-    DeviceMemory memory = device_->allocate(values.bytes());
+    DeviceMemory memory = device_.allocate(values.bytes());
     values.data = memory.get();
-    device_->write(parked.values, values);
+    device_.write(parked.values, values);
     Residual& residual = parked.of_result ? unit.result : unit.pieces;
     residual.parked.push_back({{parked.piece, parked.parameter, parked.begin, values}, std::move(memory)});
   }
-  unit.last_use = now;
+  unit.last_use = now_;
   residual_bytes_ += unit.residual_bytes() - (found != units_.end() ? found->second.residual_bytes() : 0);
-  units_.insert_or_assign(state.key.identity(), std::move(unit));
+  units_.insert_or_assign(key.identity(), std::move(unit));
+  statistics_.memory.num_units = size();
 }
 
 std::vector<UnitState> UnitTable::states() const {
@@ -299,7 +269,7 @@ std::vector<UnitState> UnitTable::states() const {
   states.reserve(units_.size());
   const auto readable = [](Buffer residual) { return residual.data != nullptr ? residual : Buffer{}; };
   for (const auto& [identity, unit] : units_) {
-    UnitState& state = states.emplace_back(UnitState{unit.key, step_of(*device_, unit), unit.scale,
+    UnitState& state = states.emplace_back(UnitState{unit.key, step_of(device_, unit), unit.scale,
                                                      readable(unit.pieces.values), readable(unit.result.values)});
     for (const Residual* const residual : unit.both()) {
       for (const ParkedPart& one : residual->parked) {
@@ -314,10 +284,12 @@ std::vector<UnitState> UnitTable::states() const {
 }
 
 void UnitTable::scale_residuals(double factor, const Owners& owners) {
+  ISTHMUS_CHECK(Error, std::isfinite(factor) && factor > 0, "cannot scale residuals by ", factor,
+                ": expected a finite number above 0");
   for (auto& [identity, unit] : units_) {
     if (includes(owners, unit.key.owner)) {
-      multiply(*device_, unit.pieces, factor);
-      multiply(*device_, unit.result, factor);
+      unit.pieces.multiply(device_, factor);
+      unit.result.multiply(device_, factor);
     }
   }
 }
@@ -330,11 +302,11 @@ void UnitTable::begin_step(std::optional<uint64_t> step, const Owners& owners) {
     }
     if (step) {
       unit.step = *step;
-      set_hash(*device_, unit);
+      set_hash(device_, unit);
     }
     KeptUnit& kept = unit.kept ? *unit.kept : unit.kept.emplace();
     kept.step = unit.step;
-    copy_residuals(*device_, unit, kept);
+    copy_residuals(device_, unit, kept);
   }
 }
 
@@ -350,7 +322,7 @@ int64_t UnitTable::undo_step(const Owners& owners) {
     const uint64_t owner = unit.key.owner;
     const uint64_t step_before = unit.step;
     if (unit.kept) {
-      copy_residuals(*device_, *unit.kept, unit);
+      copy_residuals(device_, *unit.kept, unit);
       unit.step = unit.kept->step;
     } else {
       num_lost += bytes_before > 0 ? 1 : 0;
@@ -358,11 +330,16 @@ int64_t UnitTable::undo_step(const Owners& owners) {
     }
     unit.key.owner = owner;
     if (unit.step != step_before || unit.hash != unit.key.hash()) {
-      set_hash(*device_, unit);
+      set_hash(device_, unit);
     }
     residual_bytes_ += unit.residual_bytes() - bytes_before;
   }
   return num_lost;
+}
+
+int64_t UnitTable::skip_step(const Owners& owners) {
+  statistics_.add(&Stats::skipped_steps, 1);
+  return undo_step(owners);
 }
 
 void UnitTable::clear(const Owners& owners) {
@@ -371,6 +348,7 @@ void UnitTable::clear(const Owners& owners) {
     residual_bytes_ -= goes ? entry.second.residual_bytes() : 0;
     return goes;
   });
+  statistics_.memory.num_units = size();
   full_until_ = 0;
 }
 

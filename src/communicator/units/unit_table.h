@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "communicator/run/statistics.h"
+#include "communicator/run/tier_set.h"
 #include "communicator/units/residual_parts.h"
 #include "isthmus/device.h"
 #include "isthmus/options.h"
@@ -17,17 +19,11 @@ namespace isthmus {
 
 class TagcFlat;
 
-// How many elements one unit's residuals have on this rank.
-struct ResidualSizes {
-  int64_t pieces_elements = 0;
-  int64_t result_elements = 0;
-};
-
-// A unit's codecs, which the communicator owns.
-struct UnitCodecs {
+// The codecs of a reduction, which the planner owns.
+struct Codecs {
   Codec* pieces = nullptr;
   Codec* result = nullptr;   // for the result of an all-reduce
-  TagcFlat* flat = nullptr;  // tiers=flat; null where the unit is exact
+  TagcFlat* flat = nullptr;  // tiers=flat; null: plain
 };
 
 // What a unit's packets are used for. Each use counts its own steps, because a packet may be encoded before the
@@ -53,8 +49,8 @@ struct Unit : Residuals {
   std::shared_ptr<DeviceContext> contexts;
   // How its packets are made; decided again at the end of its dense start (dense_steps), on all ranks alike.
   std::optional<bool> is_dense;  // nothing: not decided yet
-  Options settings;
-  UnitCodecs codecs;
+  const Options* settings = nullptr;
+  Codecs codecs;
   std::shared_ptr<SquaredError> error;  // the error of lossy codecs in measured reductions
 
   // Rescales the residual so that scale * residual keeps its value.
@@ -66,66 +62,70 @@ struct Unit : Residuals {
 // Returns which of a rank's flags are set on all ranks, which call it together. Empty: they cannot now.
 using SetOnAllRanks = std::function<std::vector<uint8_t>(const std::vector<uint8_t>& flags)>;
 
-// Holds at most `max_units` units: a new unit takes the place of one that was not reduced for long. Residuals are
-// always finite. Not thread-safe. The device outlives it.
-class UnitTable {
+// The units of one rank's communicator: at most options.max_units. A new unit takes the place of one that was not
+// reduced for long. Residuals are always finite.
+class UnitTable final : public UnitStates {
  public:
-  UnitTable(Device& device, int64_t max_units) : device_(&device), max_units_(max_units) {}
+  // All arguments outlive it.
+  UnitTable(const TierSet& tiers, Device& device, const Options& options, Statistics& statistics)
+      : tiers_(tiers),
+        device_(device),
+        options_(options),
+        statistics_(statistics),
+        residual_bytes_(statistics.memory.residual_bytes) {}
+
+  // The number of the group's next reduction, equal on all ranks.
+  uint64_t now() const { return now_; }
+  void count_reduction() { ++now_; }
 
   // The state of `key`; null if there is none yet.
   const Unit* find(const UnitKey& key) const;
-  bool full() const { return size() >= max_units_; }
+  bool full() const { return size() >= options_.max_units; }
 
-  // The state of `key` for the group's reduction number `now`, equal on all ranks. The first call makes it, without
-  // residuals. A unit that its owner reduces under another name takes the new name. In a full table a new unit replaces
-  // the one that was not reduced for longest, if more than 2 max_units reductions have passed since; else those go that
-  // all ranks have forgotten, by `on_all`, which ranks ask alike. If none has, it returns null, and does not ask again
-  // for so long. The pointer stays valid until the unit is loaded or cleared.
-  Unit* find_or_add(const UnitKey& key, uint64_t now, const SetOnAllRanks& on_all = {});
+  // The state of `key` for the next reduction. The first call makes it, without residuals. A unit that its owner
+  // reduces under another name takes the new name. In a full table a new unit replaces the one that was not reduced for
+  // longest, if more than 2 max_units reductions have passed since; else those go that all ranks have forgotten, by
+  // `on_all`, which ranks ask alike. If none has, it returns null, and does not ask again for so long. The pointer
+  // stays valid until the unit is loaded or cleared.
+  Unit* find_or_add(const UnitKey& key, const SetOnAllRanks& on_all = {});
   // The state of `key`, if it has residuals; else null.
-  Unit* find_with_residual(const UnitKey& key, uint64_t now);
+  Unit* find_with_residual(const UnitKey& key);
 
-  // Assigns the unit's residuals to the parameters that `key` reduces. They move by parameter where sections are known,
-  // from the stretches `before` to those of this reduction. Without `needs_residual` they move only if something is
-  // parked. The move runs on lanes.
-  void follow_key(Unit& unit, const UnitKey& key, const ResidualStretches& before, const ResidualStretches& now,
-                  ResidualSizes sizes, bool needs_residual);
-  // Gives a unit without residuals some of zeros, for the lanes that use them. Throws Error that names unit and bytes
-  // if memory is lacking.
-  void add_residuals(Unit& unit, const UnitKey& key, ResidualSizes sizes);
+  // Assigns the unit's residuals to the parameters that `key` reduces. They move by parameter where sections are known.
+  // Without `needs_residual` they move only if something is parked; with it a unit without residuals gets some of
+  // zeros. All this is work of the lanes that use them. Throws Error that names unit and bytes if memory is lacking.
+  void follow_key(Unit& unit, const UnitKey& key, bool needs_residual);
   // Frees the residuals, once no later work uses them. Parked residuals stay.
   void drop_residuals(Unit& unit);
 
-  // Copies `state`, whose residuals are in host memory, into the unit with its key. Throws Error and changes nothing if
-  // its residuals are neither empty nor of `sizes`, hold NaN or Inf, or the unit is new and the table full.
-  void load(const UnitState& state, ResidualSizes sizes, uint64_t now);
-
-  std::vector<UnitState> states() const;  // by key; waits for the device
-  void scale_residuals(double factor, const Owners& owners);
-  // See UnitStates. begin_step() throws std::bad_alloc.
-  void begin_step(std::optional<uint64_t> step, const Owners& owners);
-  int64_t undo_step(const Owners& owners);
-  void clear(const Owners& owners);
-  // See UnitStates.
-  void forget(const std::set<uint64_t>& owners);
-
-  int64_t size() const { return static_cast<int64_t>(units_.size()); }
-  int64_t residual_bytes() const { return residual_bytes_; }
-  // Residuals that were lost when another unit took their unit's place.
-  int64_t num_dropped() const { return num_dropped_; }
+  std::vector<UnitState> states() const override;
+  void load(const UnitState& state) override;
+  void clear(const Owners& owners) override;
+  void forget(const std::set<uint64_t>& owners) override;
+  void scale_residuals(double factor, const Owners& owners) override;
+  void begin_step(std::optional<uint64_t> step, const Owners& owners) override;
+  int64_t undo_step(const Owners& owners) override;
+  int64_t skip_step(const Owners& owners) override;
+  void count_dropped(int64_t num_units) override { statistics_.add(&Stats::dropped_residuals, num_units); }
 
  private:
   using Units = std::map<UnitKey, Unit>;  // by identity
 
+  int64_t size() const { return static_cast<int64_t>(units_.size()); }
+  ResidualSizes sizes_of(const UnitKey& key) const { return residual_sizes(tiers_, options_.is_flat(), key); }
   // The unit that the same owner reduced under another name; end() if there is none.
   Units::iterator renamed(const UnitKey& key);
-  bool make_room(uint64_t now, const SetOnAllRanks& on_all);
-  Unit& used(Unit& unit, const UnitKey& key, uint64_t now);
+  bool make_room(const SetOnAllRanks& on_all);
+  Unit& used(Unit& unit, const UnitKey& key);
+  void make_residuals(Unit& unit, const UnitKey& key);
+  void move_residuals(Unit& unit, const UnitKey& key, bool needs_residual);
 
-  Device* device_;
-  int64_t max_units_;
-  int64_t residual_bytes_ = 0;
-  int64_t num_dropped_ = 0;
+  const TierSet& tiers_;
+  Device& device_;
+  const Options& options_;
+  Statistics& statistics_;
+  std::atomic<int64_t>& residual_bytes_;
+  uint64_t now_ = 0;
   uint64_t first_step_ = 0;  // of new units
   uint64_t full_until_ = 0;  // the table stays full before this reduction: no unit can be replaced
   Units units_;

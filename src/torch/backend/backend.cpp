@@ -1,26 +1,69 @@
 #include "torch/backend/backend.h"
 
 #include <c10/util/ScopeExit.h>
+#include <pthread.h>
 
 #include <algorithm>
-#include <numeric>
+#include <set>
 #include <system_error>
 #include <utility>
 
-#include "torch/backend/live_backends.h"
-#include "torch/base/without_gil.h"
+#include "torch/base/interpreter.h"
 #include "torch/units/gradient_labels.h"
 
 namespace isthmus::torch_backend {
 namespace {
 
-std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int size) {
-  std::vector<int> ranks(global_ranks.begin(), global_ranks.end());
-  if (ranks.empty()) {
-    ranks.resize(size);
-    std::iota(ranks.begin(), ranks.end(), 0);
+NodeMap map_of(const std::vector<int>& node_of_rank, int size) {
+  NodeMap map(node_of_rank);
+  ISTHMUS_CHECK(Error, map.world_size() == size, "a node map of ", map.world_size(), " ranks for a group of ", size);
+  return map;
+}
+
+// How long pending operations may go on when the interpreter exits.
+constexpr std::chrono::milliseconds kExitPatience{2000};
+
+// The backends that are not destroyed yet: each is added at the end of its constructor and removed at the start of its
+// destructor. A child that is forked in between never destroys it: the destructor would wait for threads that the child
+// does not have, and close the parent's connections. The lock is held during a fork, so that the child gets a
+// consistent set.
+struct Live {
+  std::mutex mutex;
+  std::set<BackendIsthmus*> backends;
+};
+
+Live& live() {
+  static auto* live = new Live;  // never destroyed: static objects of torch's own may hold backends until the end
+  return *live;
+}
+
+// Omits backends that are being destroyed: their destructors wait for the lock, and nobody holds them any more.
+std::vector<c10::intrusive_ptr<BackendIsthmus>> hold_live_backends() {
+  const std::lock_guard lock(live().mutex);
+  std::vector<c10::intrusive_ptr<BackendIsthmus>> held;
+  for (BackendIsthmus* backend : live().backends) {
+    if (auto* target = static_cast<BackendIsthmus*>(c10::raw::weak_intrusive_ptr::lock(backend))) {
+      held.push_back(c10::intrusive_ptr<BackendIsthmus>::reclaim(target));
+    }
   }
-  return ranks;
+  return held;
+}
+
+// Runs in the child, after a fork.
+void keep_live_backends_for_ever() {
+  for (BackendIsthmus* backend : live().backends) {
+    c10::raw::intrusive_ptr::incref(backend);
+  }
+  live().backends.clear();
+  live().mutex.unlock();
+}
+
+// Called before the first backend is made; later calls have no effect.
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { live().mutex.lock(); }, [] { live().mutex.unlock(); }, keep_live_backends_for_ever);
+  });
 }
 
 }  // namespace
@@ -28,25 +71,26 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
 BackendIsthmus::BackendIsthmus(BackendParts parts)
     : Backend(parts.rank, parts.size),
       options_(parts.options),
-      group_(parts.rank, parts.size, NodeMap(parts.node_of_rank), parts.options->values,
-             ranks_or_all(parts.options->global_ranks_in_group, parts.size), parts.owns_worlds),
+      group_{.rank = parts.rank,
+             .size = parts.size,
+             .map = map_of(parts.node_of_rank, parts.size),
+             .options = parts.options->values,
+             .global_ranks = {parts.options->global_ranks_in_group.begin(), parts.options->global_ranks_in_group.end()},
+             .owns_worlds = parts.owns_worlds},
       node_map_source_(std::move(parts.node_map_source)),
       beyond_job_(parts.beyond_job),
       coalesces_(parts.cpu.world->supportsCoalescing()),
-      estimates_time_(parts.cpu.world->supportsTimeEstimation()),
-      faults_(group_, parts.store),
+      faults_(group_, parts.store, *this),
       cpu_(group_, parts.cpu, faults_, counters_),
-      cuda_(parts.cuda ? make_cuda_side(group_, std::move(*parts.cuda), faults_, counters_,
-                                        [this](uint64_t number) { return watcher(number); })
-                       : nullptr),
-      sides_(cpu_, cuda_.get(), std::move(parts.no_cuda)),
-      calls_(group_, options_, counters_, [this](uint64_t number) { return watcher(number); }),
+      cuda_(parts.cuda.world ? make_cuda_side(group_, std::move(parts.cuda), faults_, counters_) : nullptr),
+      no_cuda_(std::move(parts.no_cuda)),
+      sides_(cuda_ ? std::vector<Side*>{&cpu_, cuda_.get()} : std::vector<Side*>{&cpu_}),
       recogniser_(group_, counters_, parts.covers_job),
       weights_(group_),
-      units_(group_, sides_.all()) {
+      units_(group_, sides_) {
   init();
-  faults_.set_sides({sides_.all().begin(), sides_.all().end()});
-  for (Side* side : sides_.all()) {
+  faults_.set_sides({sides_.begin(), sides_.end()});
+  for (Side* side : sides_) {
     side->set_timeout(options_->timeout);
   }
   install_label_tracking();
@@ -58,35 +102,18 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
     shutdown_within(std::chrono::milliseconds::max());
     throw;
   }
-  add_live_backend(this);
+  const std::lock_guard lock(live().mutex);
+  live().backends.insert(this);
 }
 
 // A warning that finds no memory ends the process.
 BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
   const WithoutGil without_gil;      // before locking: the holder may wait for a worker that needs the GIL
-  remove_live_backend(this);
-  shutdown_or_warn(std::chrono::milliseconds::max());
-}
-
-// Called only after the constructor has returned: nobody holds this before.
-Watcher BackendIsthmus::watcher(uint64_t sequence_number) {
-  return {sequence_number, c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this), &faults_};
-}
-
-BackendStats BackendIsthmus::stats() {
-  group_.process.require_this();
-  BackendStats stats = assemble(group_, sides_.all(), counters_);
-  stats.node_map_source = node_map_source_;
-  stats.options = group_.options.to_string();
-  return stats;
-}
-
-void BackendIsthmus::reset_stats() {
-  group_.process.require_this();
-  counters_.reset();
-  for (Side* side : sides_.all()) {
-    side->reset_stats();
+  {
+    const std::lock_guard lock(live().mutex);
+    live().backends.erase(this);
   }
+  shutdown_or_warn(std::chrono::milliseconds::max());
 }
 
 BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -114,10 +141,11 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
 }
 
 void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
-  for (Side* side : sides_.all()) {
+  for (Side* side : sides_) {
     side->set_timeout(timeout);
   }
-  calls_.set_timeout(timeout);
+  const std::lock_guard lock(mutex_);
+  options_->timeout = timeout;
 }
 
 uint64_t BackendIsthmus::getSequenceNumberForGroup() {
@@ -174,7 +202,7 @@ std::string BackendIsthmus::failure() {
 void BackendIsthmus::shutdown_at_exit(std::chrono::milliseconds patience) {
   if (group_.process.is_this()) {
     faults_.accept_no_more();
-    for (Side* side : sides_.all()) {
+    for (Side* side : sides_) {
       side->leave();
     }
   }
@@ -196,7 +224,7 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const s
   const WithoutGil without_gil;
   faults_.accept_no_more();
   std::exception_ptr failure_of_device;  // thrown when all has ended
-  for (Side* side : sides_.all()) {
+  for (Side* side : sides_) {
     try {
       if (!side->drain(patience)) {
         abort();
@@ -224,6 +252,12 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const s
   }
 }
 
+Side& BackendIsthmus::cuda_side(const char* call) {
+  TORCH_CHECK_WITH(DistBackendError, cuda_ != nullptr, "isthmus: ", call,
+                   " of CUDA tensors: this process group works on CPU tensors alone: ", no_cuda_);
+  return *cuda_;
+}
+
 Side& BackendIsthmus::arrived_on(Side& side, const char* call, bool is_collective) {
   if (is_collective) {
     CallbackThreads::await_turn();
@@ -233,7 +267,13 @@ Side& BackendIsthmus::arrived_on(Side& side, const char* call, bool is_collectiv
   faults_.require_usable();
   counters_.count_call(call);
   if (is_collective) {  // torch sets the description on this class alone, by a call that is not virtual
-    calls_.describe(sides_.all(), getGroupDesc());
+    std::call_once(described_, [this] {
+      if (group_.owns_worlds) {
+        for (Side* each : sides_) {
+          each->world()->setGroupDesc(getGroupDesc());
+        }
+      }
+    });
   }
   return side;
 }
@@ -251,6 +291,15 @@ std::optional<at::Device> BackendIsthmus::bound_device() {
 void BackendIsthmus::bind(std::optional<at::Device> device) {
   const std::lock_guard lock(mutex_);
   device_ = device;
+}
+
+void shutdown_all() {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + kExitPatience;
+  for (const auto& backend : hold_live_backends()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    backend->shutdown_at_exit(std::max(left, std::chrono::milliseconds(0)));
+  }
 }
 
 }  // namespace isthmus::torch_backend

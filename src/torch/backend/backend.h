@@ -4,7 +4,9 @@
 #include <torch/headeronly/version.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,18 +14,16 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "torch/backend/statistics.h"
+#include "isthmus/stats.h"
 #include "torch/base/call_counters.h"
 #include "torch/base/group.h"
-#include "torch/base/options.h"
 #include "torch/cuda/cuda_side.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/cpu_side.h"
 #include "torch/sides/device_units.h"
-#include "torch/sides/sides.h"
 #include "torch/units/gradient_recogniser.h"
 #include "torch/units/weight_recogniser.h"
-#include "torch/world/world_calls.h"
+#include "torch/works/work.h"
 
 // Newer torches call further functions named *_single, which forward to the old ones.
 #define ISTHMUS_TORCH_HAS_GATHER_SINGLE (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
@@ -39,12 +39,34 @@ struct BackendParts {
   std::vector<int> node_of_rank;
   std::string node_map_source;  // tells people where node_of_rank comes from
   CpuParts cpu;
-  std::optional<CudaParts> cuda;
-  std::string no_cuda;      // tells people why `cuda` is empty: "rank 3 has no GPU"
+  CudaParts cuda;           // without a world: none
+  std::string no_cuda;      // tells people why: "rank 3 has no GPU"
   bool covers_job = true;   // the group has all ranks of the job
   bool beyond_job = false;  // its ranks are not known to be ranks of one job
   bool owns_worlds = true;  // see Group
 };
+
+// A snapshot for isthmus.stats().
+struct BackendStats {
+  std::string node_map;
+  std::string node_map_source;
+  std::string options;
+  std::map<std::string, int64_t> calls;           // as they arrived from torch
+  isthmus::Stats path;                            // the two-tier path on all devices, with the backend's exact calls
+  std::map<std::string, isthmus::Stats> devices;  // the two-tier path on each device: "cpu", "cuda:0"
+  double ran_s = 0;                               // see SideStats
+  double waited_s = 0;
+  std::string one_tier;  // why the group has no two tiers; empty: it has
+  std::vector<std::string> notes;
+};
+
+// What to do about reductions that stayed exact; empty: nothing.
+std::string exact_note(Reason reason, int64_t calls);
+// What to do about residuals that were dropped; empty: none was.
+std::string spikes_note(int64_t spikes);
+
+// Shuts down every backend of this process that still runs. Called at the interpreter's exit.
+void shutdown_all();
 
 // Constructs a backend over some ranks of another one. Python sets it, since only Python can construct Gloo backends.
 // Like all functions that Python sets, it is never destroyed: other threads may run until the process ends.
@@ -64,9 +86,9 @@ inline auto& shutdown_listener = *new std::function<void(BackendIsthmus& backend
 // Calls throw in a process that was forked from the one that made the backend. There, shutdown() and abort() do nothing
 // and the backend is never destroyed, so that the child can end without touching the parent's connections.
 //
-// Locks: `shutdown_mutex_` is held while threads end and connections close, `mutex_` for moments. The members have
-// their own locks: WorldCalls, DeviceUnits, GradientRecogniser and CallCounters take no other lock under theirs;
-// CpuSide and FaultWatch state their order.
+// Locks: `shutdown_mutex_` is held while threads end and connections close, `mutex_` for moments, never while a world
+// backend runs. The members have their own locks: DeviceUnits, GradientRecogniser and CallCounters take no other lock
+// under theirs; CpuSide and FaultWatch state their order.
 class BackendIsthmus final : public c10d::Backend {
  public:
   explicit BackendIsthmus(BackendParts parts);
@@ -86,7 +108,7 @@ class BackendIsthmus final : public c10d::Backend {
   // Returns what the world backend returns. If this is false, torch does not start coalescing; if it is true, torch
   // loses later collectives when a call raises between start and end, as in a batch_isend_irecv of an unsupported
   // tensor. NCCL's backend needs it: messages that are not started together wait for each other.
-  bool supportsCoalescing() const override { return coalesces_ || sides_.has_cuda(); }
+  bool supportsCoalescing() const override { return coalesces_ || cuda_; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -141,8 +163,7 @@ class BackendIsthmus final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
-  // Returns what the world backend returns; the one for CUDA tensors, if there is one.
-  bool supportsTimeEstimation() const override { return estimates_time_; }
+  // These ask the world backend; the one for CUDA tensors, if there is one.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
@@ -151,59 +172,73 @@ class BackendIsthmus final : public c10d::Backend {
   void setGroupUid(const std::string& uid) override;
 
  private:
+  // Return the side that works on the tensors, those like the first one. Throw DistBackendError, which names `call`, if
+  // there is none.
+  Side& side_of(const char* call, const at::Tensor& tensor) { return tensor.is_cuda() ? cuda_side(call) : cpu_; }
+  Side& side_of(const char* call, const std::vector<at::Tensor>& tensors) {
+    return tensors.empty() ? cpu_ : side_of(call, tensors[0]);
+  }
+  Side& cuda_side(const char* call);
   // The first step of every call: returns the side of its tensors. Throws if the group has failed, is shut down, or has
   // no side for them.
   template <typename Tensors>
   Side& arrived(const char* call, const Tensors& tensors, bool is_collective = true) {  // one tensor or several
     group_.process.require_this();
-    return arrived_on(sides_.of(call, tensors), call, is_collective);
+    return arrived_on(side_of(call, tensors), call, is_collective);
   }
   Side& arrived_on(Side& side, const char* call, bool is_collective = true);
 
+  // Calls the side's world backend and watches its Work. During coalescing, the Work joins it.
+  WorkPtr forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call);
+  // Does the same for an operation in two tiers.
+  WorkPtr submit(Side& side, TwoTierCall call);
+  bool open_group(c10d::Backend& world);  // returns whether one is open now; opens one only while coalescing
+  void close_group();                     // starts the group's operations
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
+
   // Reductions. side: the first tensor's.
-  WorkPtr submit_all_reduce(Side& side, const at::Tensor& tensor, const Reduction& gradient,
-                            std::chrono::milliseconds timeout);
-  WorkPtr submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                const Reduction& gradient, std::chrono::milliseconds timeout);
-  WorkPtr submit_reduction(Side& side, TwoTierCall call, const Reduction& gradient);
+  WorkPtr submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input, const Reduction& gradient,
+                           std::chrono::milliseconds timeout);
   WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
 
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr gather_tensor(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
-  WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   // unit: the unit whose weights the call gathers; nothing if it gathers none.
   WorkPtr submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
-                        std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit = std::nullopt);
+                        std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit);
 
   BackendPtr device_backend();  // the world backend of the GPU, if there is one
   std::optional<at::Device> bound_device();
   void bind(std::optional<at::Device> device);
-  Watcher watcher(uint64_t sequence_number);
   // Aborts operations that take longer. last: what is done before connections close. Throws the failure of a device
   // once all has ended.
   void shutdown_within(std::chrono::milliseconds patience, const std::function<void()>& last = {});
   void shutdown_or_warn(std::chrono::milliseconds patience);
 
-  const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these
+  const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these; the timeout is under mutex_
   const Group group_;
   const std::string node_map_source_;
   const bool beyond_job_;
   const bool coalesces_;  // whether the CPU's world backend supports coalescing
-  const bool estimates_time_;
 
   CallCounters counters_;
   FaultWatch faults_;
   CpuSide cpu_;
   const std::unique_ptr<Side> cuda_;  // null if the group takes CPU tensors alone
-  const Sides sides_;
-  WorldCalls calls_;
+  const std::string no_cuda_;         // see BackendParts
+  const std::vector<Side*> sides_;    // the CPU's first
   GradientRecogniser recogniser_;
   WeightRecogniser weights_;
   DeviceUnits units_;
 
-  std::mutex shutdown_mutex_;         // callers of shutdown() do its work one after the other
-  std::mutex mutex_;                  // guards the member below
+  std::mutex shutdown_mutex_;  // callers of shutdown() do its work one after the other
+  std::once_flag described_;   // torch's flight recorder, which shows calls of the world backends, has the group's name
+
+  mutable std::mutex mutex_;          // guards the members below
   std::optional<at::Device> device_;  // the device that the group is bound to
+  bool coalescing_ = false;
+  c10d::Backend* open_group_ = nullptr;  // the world backend that collects operations to start together; else null
+  std::vector<WorkPtr> coalesced_;
 };
 
 }  // namespace isthmus::torch_backend

@@ -1,4 +1,5 @@
-// Torch's calls of BackendIsthmus that neither reduce nor all-gather: they go to the world backend.
+// How BackendIsthmus makes calls, one at a time or several at once; and torch's calls that neither reduce nor
+// all-gather: they go to the world backend.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
@@ -9,46 +10,124 @@
 
 namespace isthmus::torch_backend {
 
+WorkPtr BackendIsthmus::forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call) {
+  bool in_group = false;
+  WorkPtr work = side.call_world([&](c10d::Backend& world) {
+    in_group = side.abilities().groups && open_group(world);
+    return call(world);
+  });
+  // NCCL returns null Works for operations that run on the caller's stream alone.
+  if (!work || !c10d::isP2POp(work->retrieveOpType())) {  // callers of sends and receives know the peer
+    const uint64_t number = counters_.take_sequence_number();
+    if (work) {
+      work = c10::make_intrusive<WatchedWork>(work, faults_.watcher(number));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (work && coalescing_ && !in_group) {
+    coalesced_.push_back(work);
+  }
+  return work;
+}
+
+WorkPtr BackendIsthmus::submit(Side& side, TwoTierCall call) {
+  if (side.abilities().groups) {
+    close_group();  // otherwise the group's operations would start behind work that waits for them
+  }
+  WorkPtr work = side.submit(std::move(call));
+  const std::lock_guard lock(mutex_);
+  if (coalescing_) {
+    coalesced_.push_back(work);
+  }
+  return work;
+}
+
+std::chrono::milliseconds BackendIsthmus::timeout_or_default(std::chrono::milliseconds timeout) const {
+  const std::lock_guard lock(mutex_);
+  return timeout > kNoTimeout ? timeout : options_->timeout;
+}
+
 // Must not throw: torch would silently drop later collectives.
 void BackendIsthmus::startCoalescing() {
-  if (group_.process.is_this()) {
-    calls_.start_coalescing();
+  if (!group_.process.is_this()) {
+    return;
+  }
+  try {
+    close_group();  // torch does not end coalescing if a call raised inside
+  } catch (const std::exception&) {
+    // the operations have thrown already, in their own calls
+  }
+  std::vector<WorkPtr> left_over;  // frees tensors without the lock
+  const std::lock_guard lock(mutex_);
+  coalescing_ = true;
+  left_over.swap(coalesced_);
+}
+
+// Returns one Work for all calls since startCoalescing().
+WorkPtr BackendIsthmus::endCoalescing() {
+  group_.process.require_this();
+  close_group();
+  const std::lock_guard lock(mutex_);
+  coalescing_ = false;
+  return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
+}
+
+// Torch does not say on which device it starts to coalesce: the tensors of the first call do.
+bool BackendIsthmus::open_group(c10d::Backend& world) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!coalescing_ || open_group_) {
+      return open_group_ != nullptr;
+    }
+    open_group_ = &world;
+  }
+  world.startCoalescing();
+  return true;
+}
+
+void BackendIsthmus::close_group() {
+  c10d::Backend* group = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    group = std::exchange(open_group_, nullptr);
+  }
+  if (group == nullptr) {
+    return;
+  }
+  const WorkPtr work = group->endCoalescing();
+  const std::lock_guard lock(mutex_);
+  if (work) {
+    coalesced_.push_back(work);
   }
 }
 
-WorkPtr BackendIsthmus::endCoalescing() {
-  group_.process.require_this();
-  return calls_.end_coalescing();
-}
-
 WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
-  Side& side = arrived("broadcast", tensors);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
+  return forward(arrived("broadcast", tensors),
+                 [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
 }
 
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                const c10d::GatherOptions& options) {
-  Side& side = arrived("gather", inputs);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
+  return forward(arrived("gather", inputs),
+                 [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
 }
 
 #if ISTHMUS_TORCH_HAS_GATHER_SINGLE
 WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
-  Side& side = arrived("gather_single", input);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.gather_single(output, input, options); });
+  return forward(arrived("gather_single", input),
+                 [&](c10d::Backend& world) { return world.gather_single(output, input, options); });
 }
 #endif
 
 WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                 const c10d::ScatterOptions& options) {
-  Side& side = arrived("scatter", outputs);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
+  return forward(arrived("scatter", outputs),
+                 [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  Side& side = arrived("alltoall_base", output);
-  return calls_.forward(side, [&](c10d::Backend& world) {
+  return forward(arrived("alltoall_base", output), [&](c10d::Backend& world) {
     return world.alltoall_base(output, input, output_splits, input_splits, options);
   });
 }
@@ -58,7 +137,7 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
                                  const c10d::AllToAllOptions& options) {
   Side& side = arrived("alltoall", inputs);
   if (side.abilities().all_to_all_of_lists) {
-    return calls_.forward(side, [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
+    return forward(side, [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
   }
   const auto size = static_cast<size_t>(getSize());
   TORCH_CHECK_VALUE(outputs.size() == size && inputs.size() == size, "isthmus: all-to-all of ", inputs.size(),
@@ -79,7 +158,7 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
   at::Tensor input = at::cat(flat_inputs);
   at::Tensor output = at::empty({output_elements}, input.options());
   auto parts_elements = output_splits;  // Gloo empties the vectors
-  return calls_.forward(side, [&](c10d::Backend& world) {
+  return forward(side, [&](c10d::Backend& world) {
     const auto work = world.alltoall_base(output, input, output_splits, input_splits, options);
     return followed_by(work, outputs, [output, outputs, parts_elements] {
       const auto parts = output.split_with_sizes(parts_elements);
@@ -91,18 +170,18 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
 }
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
-  Side& side = arrived("send", tensors, /*is_collective=*/false);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
+  return forward(arrived("send", tensors, /*is_collective=*/false),
+                 [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
-  Side& side = arrived("recv", tensors, /*is_collective=*/false);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
+  return forward(arrived("recv", tensors, /*is_collective=*/false),
+                 [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  Side& side = arrived("recvAnysource", tensors, /*is_collective=*/false);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
+  return forward(arrived("recvAnysource", tensors, /*is_collective=*/false),
+                 [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 
 // Torch does not pass on the device: the barrier is for the GPU that the group is bound to, else for the host.
@@ -115,7 +194,7 @@ WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
     own.device_ids.push_back(bound->index());
   }
   const WorkPtr earlier = side.submitted();  // the world backend does not know these calls
-  WorkPtr passed = calls_.forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
+  WorkPtr passed = forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
   if (!earlier) {
     return passed;
   }
@@ -146,7 +225,7 @@ void BackendIsthmus::eagerConnectSingleDevice(at::Device device) {
     return;
   }
   group_.process.require_this();
-  Side& side = sides_.cuda("connecting");
+  Side& side = cuda_side("connecting");
   faults_.require_usable();
   bind(device);
   side.connect(device);
@@ -155,7 +234,7 @@ void BackendIsthmus::eagerConnectSingleDevice(at::Device device) {
 void BackendIsthmus::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   if (group_.owns_worlds) {
-    for (Side* side : sides_.all()) {
+    for (Side* side : sides_) {
       side->world()->setGroupUid(uid);
     }
   }

@@ -4,15 +4,10 @@
 
 #include "communicator/plan/policy.h"
 #include "torch/backend/backend.h"
-#include "torch/base/input_stream.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
-
-Buffer byte_buffer(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
-}
 
 // Returns the tensor whose equal, consecutive chunks are `parts`; undefined if there is none.
 at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
@@ -37,12 +32,6 @@ bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor&
          output.layout() == at::kStrided && output.device() == input.device();
 }
 
-WorkPtr BackendIsthmus::gather_by_world(Side& side, at::Tensor output, at::Tensor input,
-                                        const c10d::AllgatherOptions& options) {
-  flatten(output, input);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
-}
-
 WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
                                       std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit) {
   TwoTierCall call;
@@ -54,7 +43,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   call.input_is_copy = !call.input.is_same(input);
   call.output = output;
   call.written = contiguous_stand_in(output);
-  call.timeout = calls_.timeout_or_default(timeout);
+  call.timeout = timeout_or_default(timeout);
   // The input is a part of the output where FSDP2 gathers, so the stream that wrote it is the one that owns both.
   const bool is_copied = call.input_is_copy || !call.written.is_same(output);
   const auto owner = is_copied ? std::nullopt : input_stream();
@@ -63,11 +52,10 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
                    Communicator& communicator, Stream stream) {
       return communicator.all_gather(shard, gathered, owner.value_or(stream));
     };
-    return calls_.submit(side, std::move(call));
+    return submit(side, std::move(call));
   }
   const UnitKey& key = unit->key;
   call.operation.unit = key.name;
-  counters_.note_dtype(key.hash(), to_string(key.dtype));
   const Buffer gathered{call.written.data_ptr(), key.num_elements, key.dtype};
   const ConstBuffer shard{call.input.const_data_ptr(), key.num_elements / group_.size, key.dtype};
   call.in_halves = unit->in_halves;
@@ -77,20 +65,19 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
     }
     return communicator.begin_gather_weights(shard, gathered, key, owner.value_or(stream));
   };
-  return calls_.submit(side, std::move(call));
+  return submit(side, std::move(call));
 }
 
 WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor input,
                                       const c10d::AllgatherOptions& options) {
-  if (weights_.is_active() && takes_two_tiers(output, input)) {
-    if (const std::optional<GatheredUnit> unit = weights_.recognise(output)) {
-      return submit_gather(side, output, input, options.timeout, unit);
-    }
-  }
   if (takes_two_tiers(output, input)) {
-    return submit_gather(side, output, input, options.timeout);
+    return submit_gather(side, output, input, options.timeout, weights_.recognise(output));
   }
-  return gather_by_world(side, std::move(output), std::move(input), options);
+  if (output.is_contiguous()) {  // Gloo requires matching shapes, the two-tier path does not
+    output = output.view({-1});
+    input = input.reshape({-1});
+  }
+  return forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 
 WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -110,7 +97,7 @@ WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs,
       return submit_gather(side, output, inputs[0], options.timeout, unit);
     }
   }
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
+  return forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
@@ -122,12 +109,12 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
     one_by_one = takes_two_tiers(outputs[i], inputs[i]);
   }
   if (!one_by_one) {
-    return calls_.forward(
+    return forward(
         side, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(outputs, inputs, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    Side& own = sides_.of("allgather_into_tensor_coalesced", inputs[i]);
+    Side& own = side_of("allgather_into_tensor_coalesced", inputs[i]);
     works.push_back(gather_tensor(own, outputs[i], inputs[i], options));
   }
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
@@ -143,8 +130,7 @@ WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>
       !inputs.empty() && outputs.size() == static_cast<size_t>(group_.size) &&
       std::all_of(outputs.begin(), outputs.end(), [&](const auto& of_rank) { return of_rank.size() == inputs.size(); });
   if (side.abilities().coalesced_gathers || !fits) {
-    return calls_.forward(side,
-                          [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
+    return forward(side, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -153,8 +139,7 @@ WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>
     for (const auto& of_rank : outputs) {
       gathered[0].push_back(of_rank[i]);
     }
-    works.push_back(
-        calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
+    works.push_back(forward(side, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
   }
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::ALLGATHER_COALESCED, std::move(works),
                                            group_.size == 1 ? c10::IValue(outputs[0]) : c10::IValue(outputs));

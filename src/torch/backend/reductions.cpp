@@ -2,8 +2,6 @@
 #include <utility>
 
 #include "torch/backend/backend.h"
-#include "torch/base/input_stream.h"
-#include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
@@ -11,50 +9,80 @@ namespace {
 
 Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.data_ptr(), tensor.numel(), dtype}; }
 
+// Multiplies `tensor` for a call with with_plain_sum(), if the world backend does not multiply (Gloo). Throws TypeError
+// if the world backend would misread a factor of another type (NCCL).
+at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const WorldAbilities& world) {
+  const at::NoGradGuard no_grad;
+  const auto* factor = premultiplier(op);
+  if (factor == nullptr) {
+    return tensor;
+  }
+  const at::Tensor& number = factor->tensor_factor;
+  if (world.premultiplied_sums) {
+    TORCH_CHECK_TYPE(!number.defined() || number.scalar_type() == tensor.scalar_type(), "isthmus: a PREMUL_SUM of ",
+                     tensor.scalar_type(), " by a tensor of ", number.defined() ? number.scalar_type() : at::kFloat,
+                     ": on GPUs both must be of one type");
+    return tensor;
+  }
+  const at::Tensor product = number.defined() ? tensor.mul(number) : tensor.mul(factor->double_factor);
+  return product.to(tensor.scalar_type()).reshape(tensor.sizes());  // a factor of one element adds a dimension
+}
+
+void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const WorldAbilities& world) {
+  for (auto& tensor : tensors) {
+    const at::Tensor product = premultiplied(tensor, op, world);
+    if (!product.is_same(tensor)) {
+      write(tensor, product);
+    }
+  }
+}
+
+// Returns the call's options for tensors that are multiplied already.
+template <typename CallOptions>
+CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
+  if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !world.premultiplied_sums) {
+    options.reduceOp = c10d::ReduceOp(c10d::ReduceOp::SUM);
+  }
+  return options;
+}
+
 }  // namespace
 
-WorkPtr BackendIsthmus::submit_reduction(Side& side, TwoTierCall call, const Reduction& gradient) {
-  const bool scatters = gradient.unit.collective == Collective::kReduceScatter;
-  call.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
-  call.operation.unit = gradient.unit.name;
-  call.operation.tensor = describe(call.input.numel(), call.input);
-  call.type = scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE;
-  call.title = scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce";
-  counters_.note_dtype(gradient.unit.hash(), to_string(gradient.unit.dtype));
-  units_.bring_loaded_to(side);
-  return calls_.submit(side, std::move(call));
-}
-
-WorkPtr BackendIsthmus::submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                              const Reduction& gradient, std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(input.numel() == output.numel() * group_.size, "isthmus: reduce-scatter of ", input.numel(),
-                    " elements into ", output.numel(), " over ", group_.size, " ranks: expected ",
-                    output.numel() * group_.size);
-  TwoTierCall call;
-  call.input = contiguous(input);
-  call.input_is_copy = !call.input.is_same(input);
-  call.output = output;
-  call.written = contiguous_stand_in(output);
-  call.timeout = calls_.timeout_or_default(timeout);
+WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input,
+                                         const Reduction& gradient, std::chrono::milliseconds timeout) {
   const DataType dtype = gradient.unit.dtype;
-  const auto written_on = call.input_is_copy ? std::nullopt : input_stream();
-  call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient, written_on](
-                 Communicator& communicator, Stream stream) {
-    return communicator.reduce_scatter(data, shard, gradient, stream, written_on);
-  };
-  return submit_reduction(side, std::move(call), gradient);
-}
-
-WorkPtr BackendIsthmus::submit_all_reduce(Side& side, const at::Tensor& tensor, const Reduction& gradient,
-                                          std::chrono::milliseconds timeout) {
   TwoTierCall call;
-  call.input = tensor;
-  call.output = tensor;
-  call.written = contiguous(tensor);
-  call.timeout = calls_.timeout_or_default(timeout);
-  call.run = [data = typed_buffer(call.written, gradient.unit.dtype), gradient](
-                 Communicator& communicator, Stream stream) { return communicator.all_reduce(data, gradient, stream); };
-  return submit_reduction(side, std::move(call), gradient);
+  call.operation.unit = gradient.unit.name;
+  call.operation.tensor = describe(input.numel(), input);
+  call.output = output;
+  call.timeout = timeout_or_default(timeout);
+  if (gradient.unit.collective == Collective::kReduceScatter) {
+    TORCH_CHECK_VALUE(input.numel() == output.numel() * group_.size, "isthmus: reduce-scatter of ", input.numel(),
+                      " elements into ", output.numel(), " over ", group_.size, " ranks: expected ",
+                      output.numel() * group_.size);
+    call.operation.operation = "reduce-scatter";
+    call.type = c10d::OpType::_REDUCE_SCATTER_BASE;
+    call.title = "isthmus:reduce_scatter";
+    call.input = contiguous(input);
+    call.input_is_copy = !call.input.is_same(input);
+    call.written = contiguous_stand_in(output);
+    const auto written_on = call.input_is_copy ? std::nullopt : input_stream();
+    call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient,
+                written_on](Communicator& communicator, Stream stream) {
+      return communicator.reduce_scatter(data, shard, gradient, stream, written_on);
+    };
+  } else {
+    call.operation.operation = "all-reduce";
+    call.type = c10d::OpType::ALLREDUCE;
+    call.title = "isthmus:all_reduce";
+    call.input = input;
+    call.written = contiguous(input);
+    call.run = [data = typed_buffer(call.written, dtype), gradient](Communicator& communicator, Stream stream) {
+      return communicator.all_reduce(data, gradient, stream);
+    };
+  }
+  units_.bring_loaded_to(side);
+  return submit(side, std::move(call));
 }
 
 WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,
@@ -70,18 +98,18 @@ WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::
   Side& side = arrived("allreduce", tensors);
   if (tensors.size() == 1) {
     if (const auto gradient = recogniser_.recognise(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
-      return submit_all_reduce(side, tensors[0], *gradient, options.timeout);
+      return submit_reduction(side, tensors[0], tensors[0], *gradient, options.timeout);
     }
   }
   premultiply_in_place(tensors, options.reduceOp, side.abilities());
-  return calls_.forward(
+  return forward(
       side, [&](c10d::Backend& world) { return world.allreduce(tensors, with_plain_sum(options, side.abilities())); });
 }
 
 WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
   Side& side = arrived("allreduce_sparse", tensors);
   counters_.count_exact(Reason::kSparse);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
+  return forward(side, [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
 }
 
 WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
@@ -91,14 +119,15 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   std::vector<at::Tensor> plain;
   for (const auto& tensor : tensors) {
     if (const auto gradient = recogniser_.recognise(tensor, tensor, Collective::kAllReduce, options.reduceOp)) {
-      works.push_back(submit_all_reduce(sides_.of("allreduce_coalesced", tensor), tensor, *gradient, options.timeout));
+      Side& own = side_of("allreduce_coalesced", tensor);
+      works.push_back(submit_reduction(own, tensor, tensor, *gradient, options.timeout));
     } else {
       plain.push_back(tensor);
     }
   }
   if (works.empty() || !plain.empty()) {
     premultiply_in_place(plain, options.reduceOp, side.abilities());
-    works.push_back(calls_.forward(side, [&](c10d::Backend& world) {
+    works.push_back(forward(side, [&](c10d::Backend& world) {
       return world.allreduce_coalesced(plain, with_plain_sum(options, side.abilities()));
     }));
   }
@@ -114,9 +143,9 @@ WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::Red
     products.push_back(premultiplied(tensor, options.reduceOp, side.abilities()));
   }
   if (side.abilities().premultiplied_sums || options.reduceOp.op_ != c10d::ReduceOp::PREMUL_SUM) {
-    return calls_.forward(side, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
+    return forward(side, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
   }
-  return calls_.forward(side, [&](c10d::Backend& world) {
+  return forward(side, [&](c10d::Backend& world) {
     const auto work = world.reduce(products, with_plain_sum(options, side.abilities()));
     return followed_by(work, tensors, [products, tensors, is_root = options.rootRank == group_.rank]() mutable {
       for (size_t i = 0; is_root && i < tensors.size(); ++i) {
@@ -137,7 +166,7 @@ WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::ve
       product.push_back(premultiplied(tensor, options.reduceOp, side.abilities()));
     }
   }
-  return calls_.forward(side, [&](c10d::Backend& world) {
+  return forward(side, [&](c10d::Backend& world) {
     return world.reduce_scatter(outputs, products, with_plain_sum(options, side.abilities()));
   });
 }
@@ -146,10 +175,10 @@ WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
                                              const c10d::ReduceScatterOptions& options) {
   Side& side = arrived("_reduce_scatter_base", input);
   if (const auto gradient = recogniser_.recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
-    return submit_reduce_scatter(side, output, input, *gradient, options.timeout);
+    return submit_reduction(side, output, input, *gradient, options.timeout);
   }
   at::Tensor product = premultiplied(input, options.reduceOp, side.abilities());
-  return calls_.forward(side, [&](c10d::Backend& world) {
+  return forward(side, [&](c10d::Backend& world) {
     return world._reduce_scatter_base(output, product, with_plain_sum(options, side.abilities()));
   });
 }
@@ -166,15 +195,15 @@ WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>&
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (const auto gradient =
             recogniser_.recognise(outputs[i], inputs[i], Collective::kReduceScatter, options.reduceOp)) {
-      Side& own = sides_.of("reduce_scatter_tensor_coalesced", inputs[i]);
-      works.push_back(submit_reduce_scatter(own, outputs[i], inputs[i], *gradient, options.timeout));
+      Side& own = side_of("reduce_scatter_tensor_coalesced", inputs[i]);
+      works.push_back(submit_reduction(own, outputs[i], inputs[i], *gradient, options.timeout));
     } else {
       plain_outputs.push_back(outputs[i]);
       plain_inputs.push_back(premultiplied(inputs[i], options.reduceOp, side.abilities()));
     }
   }
   if (works.empty() || !plain_outputs.empty()) {
-    works.push_back(calls_.forward(side, [&](c10d::Backend& world) {
+    works.push_back(forward(side, [&](c10d::Backend& world) {
       return world.reduce_scatter_tensor_coalesced(plain_outputs, plain_inputs,
                                                    with_plain_sum(options, side.abilities()));
     }));

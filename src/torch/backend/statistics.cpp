@@ -1,9 +1,10 @@
-#include "torch/backend/statistics.h"
-
+// Statistics of BackendIsthmus.
 #include <algorithm>
 #include <utility>
 
 #include "isthmus/error.h"
+#include "torch/backend/backend.h"
+#include "torch/base/interpreter.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -71,13 +72,16 @@ std::string spikes_note(int64_t spikes) {
                                            "isthmus.skip_step(model)");
 }
 
-BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters) {
+BackendStats BackendIsthmus::stats() {
+  const WithoutGil without_gil;
+  group_.process.require_this();
   BackendStats stats;
-  stats.node_map = group.map.to_string();
-  const CallCounters::Counts counts = counters.counts();
+  stats.node_map = group_.map.to_string();
+  stats.node_map_source = node_map_source_;
+  stats.options = group_.options.to_string();
+  const CallCounters::Counts counts = counters_.counts();
   stats.calls = counts.calls;
-  stats.dtypes = counts.dtypes;
-  for (Side* side : sides) {
+  for (Side* side : sides_) {
     if (auto device = side->stats()) {
       add(device->path, stats.path);
       stats.ran_s += device->ran_s;
@@ -86,13 +90,21 @@ BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const
     }
   }
   add_counts(counts.exact_calls, stats.path.exact_calls);
-  if (!group.two_tier()) {
+  if (!group_.two_tier()) {
     stats.one_tier =
         "no two-tier path: it needs several nodes with equally many ranks, and this group has " + stats.node_map;
     return stats;
   }
   stats.notes = notes_on(stats);
   return stats;
+}
+
+void BackendIsthmus::reset_stats() {
+  group_.process.require_this();
+  counters_.reset();
+  for (Side* side : sides_) {
+    side->reset_stats();
+  }
 }
 
 }  // namespace isthmus::torch_backend

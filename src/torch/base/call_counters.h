@@ -33,26 +33,18 @@ class CallCounters {
     ++counts_.exact_calls[reason];
   }
 
-  // Notes the type of a unit's elements; `unit` is a UnitKey::hash().
-  void note_dtype(uint64_t unit, const char* dtype) {
-    const std::lock_guard lock(mutex_);
-    counts_.dtypes[unit] = dtype;
-  }
-
   struct Counts {
     std::map<std::string, int64_t> calls;
     std::map<Reason, int64_t> exact_calls;
-    std::map<uint64_t, std::string> dtypes;  // of units, by UnitKey::hash()
   };
   Counts counts() const {
     const std::lock_guard lock(mutex_);
     return counts_;
   }
-  // Zeroes the counters, but not the sequence number and the types of units.
+  // Zeroes the counters, but not the sequence number.
   void reset() {
     const std::lock_guard lock(mutex_);
-    counts_.calls.clear();
-    counts_.exact_calls.clear();
+    counts_ = {};
   }
 
  private:

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "isthmus/buffer.h"
 
@@ -53,13 +54,19 @@ inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
   return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
 }
 
-// Makes both tensors one-dimensional, if the output's memory allows it: Gloo requires matching shapes, the two-tier
-// path does not.
-inline void flatten(at::Tensor& output, at::Tensor& input) {
-  if (output.is_contiguous()) {
-    output = output.view({-1});
-    input = input.reshape({-1});
+// Returns what a PREMUL_SUM multiplies by; null for other operations.
+inline const c10d::NCCLPreMulSumSupplement* premultiplier(const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) {
+    return nullptr;
   }
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(factor != nullptr, "isthmus: a PREMUL_SUM without a factor");
+  return factor;
+}
+
+// Returns the memory of a contiguous tensor.
+inline Buffer byte_buffer(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
 }
 
 }  // namespace isthmus::torch_backend

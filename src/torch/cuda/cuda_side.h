@@ -10,7 +10,7 @@
 
 namespace isthmus::torch_backend {
 
-// What Python constructs. Tiers are made here, when they are first used.
+// Tiers are made here, when they are first used.
 struct CudaParts {
   BackendPtr world;
   c10::intrusive_ptr<c10d::Store> store;  // where ranks meet to make a tier, under a prefix that nothing else uses
@@ -26,8 +26,7 @@ struct CudaParts {
 // throw_if_faulted() never wait for a blocked thread; where a packet does not decode, the latter waits for NCCL's word
 // on whether it came (Transport::failure_delay()).
 //
-// watcher: makes the Watcher of a Work with this sequence number. Throws Error if isthmus was built without CUDA.
-std::unique_ptr<Side> make_cuda_side(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters,
-                                     WatcherFor watcher);
+// Throws Error if isthmus was built without CUDA.
+std::unique_ptr<Side> make_cuda_side(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters);
 
 }  // namespace isthmus::torch_backend

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 
 #include "codec/weights/weight_coder.h"
@@ -10,17 +11,13 @@
 namespace isthmus::torch_backend {
 
 // Codes weights of tensors on one device, for one thread and one call.
-class TensorWeights {
- public:
-  virtual ~TensorWeights() = default;
-
-  virtual WeightCoder& coder() = 0;
-  virtual Stream stream() = 0;
-  // Throws the PacketError of what has been decoded. On a GPU it waits for that.
-  virtual void throw_if_faulted() = 0;
+struct TensorWeights {
+  std::shared_ptr<WeightCoder> coder;
+  Stream stream;
+  std::function<void()> throw_if_faulted;  // throws the PacketError of what has been decoded, for which it waits
 };
 
 // On the stream that is current now. Throws Error if isthmus was built without CUDA.
-std::unique_ptr<TensorWeights> make_cuda_weights(const at::Device& device);
+TensorWeights make_cuda_weights(const at::Device& device);
 
 }  // namespace isthmus::torch_backend

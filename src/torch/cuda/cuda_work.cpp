@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
-#include "torch/works/signals.h"
+#include "torch/base/interpreter.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -128,7 +128,7 @@ EventPtr CudaWork::done() {
 
 void CudaWork::throw_if_failed() {
   if (const auto owner = watcher_.owner.lock()) {
-    watcher_.handler->throw_if_failed(opType_, watcher_.sequence_number);
+    watcher_.faults->throw_if_failed(opType_, watcher_.sequence_number);
   }
 }
 
@@ -142,7 +142,7 @@ void CudaWork::block_host(std::chrono::milliseconds timeout) {
       const auto text = detail::concatenate("not done after ", timeout.count(), " ms");
       const auto owner = watcher_.owner.lock();
       TORCH_CHECK_WITH(DistBackendError, owner, "isthmus: ", c10d::opTypeToString(opType_), ": ", text);
-      std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, text));
+      std::rethrow_exception(watcher_.faults->explain(opType_, watcher_.sequence_number, text));
     }
     run_signal_handlers();
     std::this_thread::sleep_for(kPause);

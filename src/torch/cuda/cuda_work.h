@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "isthmus/device.h"
-#include "torch/base/own_process.h"
+#include "torch/base/group.h"
 #include "torch/sides/side.h"
 #include "torch/works/work.h"
 

@@ -11,10 +11,10 @@ constexpr const char* kWithoutCuda = "isthmus was built without CUDA";
 }  // namespace
 
 std::unique_ptr<Side> make_cuda_side(const Group& /*group*/, CudaParts /*parts*/, FaultWatch& /*faults*/,
-                                     CallCounters& /*counters*/, WatcherFor /*watcher*/) {
+                                     CallCounters& /*counters*/) {
   throw Error(kWithoutCuda);
 }
 
-std::unique_ptr<TensorWeights> make_cuda_weights(const at::Device& /*device*/) { throw Error(kWithoutCuda); }
+TensorWeights make_cuda_weights(const at::Device& /*device*/) { throw Error(kWithoutCuda); }
 
 }  // namespace isthmus::torch_backend

@@ -13,29 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-class LaneMemory {
- public:
-  LaneMemory(c10::DataPtr data, std::vector<c10::cuda::CUDAStream> lanes)
-      : data_(std::move(data)), lanes_(std::move(lanes)) {}
-  ~LaneMemory() {
-    for (const auto lane : lanes_) {
-      c10::cuda::CUDACachingAllocator::recordStream(data_, lane);
-    }
-  }
-  LaneMemory(const LaneMemory&) = delete;
-  LaneMemory& operator=(const LaneMemory&) = delete;
-
-  void* get() const { return data_.get(); }
-
- private:
-  c10::DataPtr data_;
-  std::vector<c10::cuda::CUDAStream> lanes_;
-};
-
-std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
-  thread_local std::vector<std::unique_ptr<at::RecordFunction>> ranges;
-  return ranges;
-}
+thread_local std::vector<std::unique_ptr<at::RecordFunction>> open_ranges;
 
 }  // namespace
 
@@ -52,8 +30,14 @@ DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
   }
   const c10::cuda::CUDAStreamGuard on_lane(lanes.front());
   auto data = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-  const auto memory = std::make_shared<LaneMemory>(std::move(data), std::move(lanes));
-  return {memory, memory->get()};
+  void* const address = data.get();
+  const auto free = [lanes = std::move(lanes)](const c10::DataPtr* memory) {
+    for (const auto& lane : lanes) {
+      c10::cuda::CUDACachingAllocator::recordStream(*memory, lane);
+    }
+    delete memory;
+  };
+  return {std::shared_ptr<c10::DataPtr>(new c10::DataPtr(std::move(data)), free), address};
 }
 
 void TorchCudaDevice::begin_range(const char* name) {
@@ -62,11 +46,11 @@ void TorchCudaDevice::begin_range(const char* name) {
   if (range->isActive()) {
     range->before(name);
   }
-  open_ranges().push_back(std::move(range));
+  open_ranges.push_back(std::move(range));
 }
 
 void TorchCudaDevice::end_range() {
-  open_ranges().pop_back();
+  open_ranges.pop_back();
   CudaDevice::end_range();
 }
 

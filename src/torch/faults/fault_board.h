@@ -2,33 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 namespace isthmus::torch_backend {
-
-// Calls a store on its own thread, so that a store that does not answer (its host is stopped) blocks no caller beyond
-// the timeout. The thread is never joined.
-class PatientStore {
- public:
-  explicit PatientStore(c10::intrusive_ptr<c10d::Store> store);
-  ~PatientStore();
-  PatientStore(const PatientStore&) = delete;
-  PatientStore& operator=(const PatientStore&) = delete;
-
-  // Runs `action` on the store; returns false if it did not succeed within `timeout`. A late action still runs to its
-  // end, so it must own what it refers to.
-  bool call(std::function<void(c10d::Store&)> action, std::chrono::milliseconds timeout);
-
- private:
-  struct State;
-  std::shared_ptr<State> state_;
-};
 
 // Drops the source locations that torch appends to an error's text.
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -51,6 +31,7 @@ class FaultBoard {
  public:
   // global_ranks[r] is group rank r's global rank, which reports name.
   FaultBoard(const c10::intrusive_ptr<c10d::Store>& store, int rank, std::vector<int> global_ranks);
+  ~FaultBoard();
 
   // Publishes this rank's report. Returns within half a second, even if the store does not answer.
   void post(const FaultReport& report);
@@ -64,15 +45,14 @@ class FaultBoard {
   std::string diagnose(const FaultReport& own, std::chrono::milliseconds patience);
 
  private:
-  // Reports by group rank; nothing if the store does not answer.
-  using Reports = std::map<int, FaultReport>;
-  std::optional<Reports> read_reports(std::chrono::milliseconds patience);
-  void let_others_read(std::chrono::milliseconds patience);
-  std::string sentence(const Reports& reports, const FaultReport& own) const;
+  class PatientStore;
+
+  // posted: by group rank.
+  std::string sentence(const std::map<int, std::string>& posted, const FaultReport& own) const;
 
   int rank_;
   std::vector<int> global_ranks_;
-  PatientStore store_;
+  std::unique_ptr<PatientStore> store_;
 };
 
 }  // namespace isthmus::torch_backend

@@ -26,7 +26,9 @@ std::exception_ptr dist_error(const std::string& text) {
 
 }  // namespace
 
-FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store) : group_(group) {
+FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store,
+                       c10::intrusive_ptr_target& owner)
+    : group_(group), owner_(owner) {
   if (store) {
     board_.emplace(store, group.rank, group.global_ranks);
   }
@@ -48,6 +50,12 @@ void FaultWatch::join() {
   if (thread_.joinable()) {
     thread_.join();
   }
+}
+
+Watcher FaultWatch::watcher(uint64_t sequence_number) {
+  using Owner = c10::intrusive_ptr_target;
+  const auto owner = c10::intrusive_ptr<Owner>::reclaim_copy(&owner_);
+  return {sequence_number, c10::weak_intrusive_ptr<Owner>(owner), this};
 }
 
 void FaultWatch::require_usable() const {

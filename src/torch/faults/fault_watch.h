@@ -9,15 +9,24 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
 #include "base/threads.h"
 #include "torch/base/group.h"
 #include "torch/faults/fault_board.h"
-#include "torch/works/work.h"
 
 namespace isthmus::torch_backend {
+
+class FaultWatch;
+
+// Watches a Work, whose collective has this sequence number in its group.
+struct Watcher {
+  uint64_t sequence_number;
+  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner;  // of `faults`; may be destroyed before the Work
+  FaultWatch* faults;
+};
 
 // Calls on one kind of device, and how they fail. Any thread may call any method.
 class WatchedCalls {
@@ -63,10 +72,10 @@ inline std::chrono::milliseconds without_abort(std::chrono::milliseconds timeout
 // Locks: `explain_mutex_` is held while the other ranks are asked. The sides' locks may be taken under it, never the
 // other way round: no caller of explain() holds a side's lock. `mutex_` is held for moments, and no other lock is taken
 // under it.
-class FaultWatch final : public FaultHandler {
+class FaultWatch {
  public:
-  // store: where ranks report to each other; null: errors name what this rank saw alone.
-  FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store);
+  // store: where ranks report to each other; null: errors name what this rank saw alone. owner: of this.
+  FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store, c10::intrusive_ptr_target& owner);
 
   // Sets the group's sides, whose connections a failure closes. Called before all other methods; the sides outlive the
   // thread.
@@ -76,6 +85,9 @@ class FaultWatch final : public FaultHandler {
   // stop() tells the thread to end, join() waits for it.
   void stop();
   void join();
+
+  // Called only after the owner's constructor has returned: nobody holds the owner before.
+  Watcher watcher(uint64_t sequence_number);
 
   // Throws the group's failure, or an error if the group no longer accepts calls.
   void require_usable() const;
@@ -90,10 +102,12 @@ class FaultWatch final : public FaultHandler {
   // group fail from now on. Returns the error to throw, which names the operation and the missing ranks. Blocks for
   // seconds where there is a store.
   std::exception_ptr explain(const FaultReport& report);
-  std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) override;
-  void wait_begins() override;
-  void wait_ends() override;
-  void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) override;
+  std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error);
+  // Throws the group's failure, or a fault that its GPU has found so far.
+  void throw_if_failed(c10d::OpType operation, uint64_t sequence_number);
+  // A caller waits for an operation. Throws in a forked child, where nobody may wait.
+  void wait_begins();
+  void wait_ends();
 
   // Called after a call on a GPU, whose progress the host does not see: the thread looks for reports from now on, in
   // ever longer pauses.
@@ -109,14 +123,14 @@ class FaultWatch final : public FaultHandler {
   void close_all_connections();
 
   const Group& group_;
+  c10::intrusive_ptr_target& owner_;
   std::optional<FaultBoard> board_;
   std::vector<WatchedCalls*> sides_;
 
   std::mutex explain_mutex_;  // only one thread explains at a time
 
-  mutable std::mutex mutex_;  // guards the members below
-  std::condition_variable
-      wakes_;  // notified by stop() alone: otherwise the thread wakes by the clock, so waits notify nobody
+  mutable std::mutex mutex_;       // guards the members below
+  std::condition_variable wakes_;  // notified by stop() alone: otherwise the thread wakes by the clock
   std::exception_ptr failure_;
   bool accepts_ = true;   // false: require_usable() throws
   bool stopped_ = false;  // the thread ends

@@ -1,9 +1,8 @@
 // isthmus._C: the backend's interface to Python. It is built with the pybind11 that torch bundles, the only one that
 // knows torch's types.
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
-
-#include <algorithm>
 
 #include "codec/tagc/flat.h"
 #include "codec/weights/weight_packet.h"
@@ -12,15 +11,13 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
-#include "torch/backend/backend.h"
-#include "torch/backend/live_backends.h"
 #include "torch/base/tensors.h"
-#include "torch/base/without_gil.h"
-#include "torch/module/module_units.h"
-#include "torch/module/module_weights.h"
+#include "torch/module/bindings.h"
 
 namespace isthmus::torch_backend {
 namespace {
+
+using namespace py::literals;
 
 using OptionsPtr = c10::intrusive_ptr<BackendOptions>;
 
@@ -179,19 +176,16 @@ void bind_options(py::module_& module) {
 }
 
 py::dict to_dict(const Traffic& traffic) {
-  using namespace py::literals;
   return py::dict("sent_bytes"_a = traffic.sent_bytes, "inter_node_sent_bytes"_a = traffic.inter_node_sent_bytes);
 }
 
 py::dict to_dict(const CollectiveStats& stats) {
-  using namespace py::literals;
   return py::dict("calls"_a = stats.calls, "packed_calls"_a = stats.packed_calls, "intra"_a = to_dict(stats.intra),
                   "inter"_a = to_dict(stats.inter), "flat"_a = to_dict(stats.flat), "intra_s"_a = stats.intra_s,
                   "exchange_s"_a = stats.exchange_s, "encode_s"_a = stats.encode_s, "decode_s"_a = stats.decode_s);
 }
 
 py::dict to_dict(const CodecCounts& counts) {
-  using namespace py::literals;
   return py::dict("encoded_elements"_a = counts.encoded_elements, "kept_elements"_a = counts.kept_elements,
                   "held_back_elements"_a = counts.held_back_elements,
                   "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks,
@@ -210,11 +204,10 @@ std::map<std::string, int64_t> by_text(const std::map<Reason, int64_t>& counted)
   return counts;
 }
 
-py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
-  using namespace py::literals;
+py::dict to_dict(const UnitStats& unit) {
   const double packet_bits = 8.0 * static_cast<double>(unit.packet_bytes);
   return py::dict("name"_a = unit.name, "collective"_a = to_string(unit.collective),
-                  "num_elements"_a = unit.num_elements, "dtype"_a = dtype, "codec"_a = unit.codec,
+                  "num_elements"_a = unit.num_elements, "dtype"_a = to_string(unit.dtype), "codec"_a = unit.codec,
                   "settings"_a = unit.settings, "reason"_a = unit.reason ? to_string(*unit.reason) : "",
                   "calls"_a = unit.calls, "coded_elements"_a = unit.coded_elements,
                   "unchanged_calls"_a = unit.unchanged_calls, "packet_bytes"_a = unit.packet_bytes,
@@ -223,30 +216,24 @@ py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
 }
 
 py::dict to_dict(const WeightStats& weights) {
-  using namespace py::literals;
   return py::dict("gathers"_a = weights.gathers, "unchanged"_a = weights.unchanged, "healed"_a = weights.healed,
                   "differing"_a = weights.differing, "whole"_a = by_text(weights.whole),
                   "replica_bytes"_a = weights.replica_bytes);
 }
 
-py::dict to_dict(const PeerWaits& waits) {
-  using namespace py::literals;
-  return py::dict("intra"_a = waits.intra, "inter"_a = waits.inter, "flat"_a = waits.flat);
-}
-
-py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::string>& dtypes) {
-  using namespace py::literals;
+py::dict to_dict(const isthmus::Stats& path) {
   py::dict collectives;
   for (int i = 0; i < kNumCollectives; ++i) {
     collectives[to_string(static_cast<Collective>(i))] = to_dict(path.collectives[i]);
   }
   py::list units;
   for (const auto& [hash, unit] : path.units) {
-    const auto dtype = dtypes.find(hash);
-    units.append(to_dict(unit, dtype == dtypes.end() ? "" : dtype->second));
+    units.append(to_dict(unit));
   }
+  const PeerWaits& waits = path.peer_waits;
+  const py::dict peer_waits_s("intra"_a = waits.intra, "inter"_a = waits.inter, "flat"_a = waits.flat);
   return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec), "weights"_a = to_dict(path.weights),
-                  "peer_waits_s"_a = to_dict(path.peer_waits), "compressed_calls"_a = path.compressed_calls,
+                  "peer_waits_s"_a = peer_waits_s, "compressed_calls"_a = path.compressed_calls,
                   "exact_calls"_a = by_text(path.exact_calls), "skipped_steps"_a = path.skipped_steps,
                   "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
                   "dropped_residuals"_a = path.dropped_residuals, "scratch_bytes"_a = path.scratch_bytes,
@@ -254,55 +241,45 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
 }
 
 py::dict to_dict(const BackendStats& stats) {
-  using namespace py::literals;
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
-    devices[device.c_str()] = to_dict(path, stats.dtypes);
+    devices[device.c_str()] = to_dict(path);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path, stats.dtypes),
-                  "ran_s"_a = stats.ran_s, "waited_s"_a = stats.waited_s, "devices"_a = devices,
-                  "one_tier"_a = stats.one_tier, "notes"_a = stats.notes);
-}
-
-BackendStats stats_without_gil(BackendIsthmus& backend) {
-  const py::gil_scoped_release unlocked;
-  return backend.stats();
+                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "ran_s"_a = stats.ran_s,
+                  "waited_s"_a = stats.waited_s, "devices"_a = devices, "one_tier"_a = stats.one_tier,
+                  "notes"_a = stats.notes);
 }
 
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
                                                 std::string node_map_source, BackendPtr world, TierParts intra,
-                                                TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
-                                                std::string no_cuda, bool covers_job, bool beyond_job,
-                                                bool owns_worlds) {
+                                                TierParts inter, TierParts flat, BackendPtr cuda_world,
+                                                c10::intrusive_ptr<c10d::Store> cuda_store, std::string no_cuda,
+                                                bool covers_job, bool beyond_job, bool owns_worlds) {
   return c10::make_intrusive<BackendIsthmus>(BackendParts{
       std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
-      CpuParts{std::move(world), std::move(intra), std::move(inter), std::move(flat)}, std::move(cuda),
-      std::move(no_cuda), covers_job, beyond_job, owns_worlds});
+      CpuParts{std::move(world), std::move(intra), std::move(inter), std::move(flat)},
+      CudaParts{std::move(cuda_world), std::move(cuda_store)}, std::move(no_cuda), covers_job, beyond_job,
+      owns_worlds});
 }
 
 void bind_backend(py::module_& module) {
-  using namespace py::literals;
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   // isthmus._mpi makes them.
   // NOLINTNEXTLINE(bugprone-unused-raii): its constructor makes the type known
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
-  py::class_<CudaParts>(module, "CudaParts")
-      .def(py::init([](BackendPtr world, c10::intrusive_ptr<c10d::Store> store) {
-             return CudaParts{std::move(world), std::move(store)};
-           }),
-           py::kw_only(), "world"_a, "store"_a);
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
-           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
-           "no_cuda"_a = "", "covers_job"_a = true, "beyond_job"_a = false, "owns_worlds"_a = true)
+           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a,
+           "cuda_world"_a = py::none(), "cuda_store"_a = py::none(), "no_cuda"_a = "", "covers_job"_a = true,
+           "beyond_job"_a = false, "owns_worlds"_a = true)
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
                              })
-      .def("stats", [](BackendIsthmus& backend) { return to_dict(stats_without_gil(backend)); })
-      .def("exact_calls", [](BackendIsthmus& backend) { return stats_without_gil(backend).path.exact_calls; })
+      .def("stats", [](BackendIsthmus& backend) { return to_dict(backend.stats()); })
+      .def("exact_calls", [](BackendIsthmus& backend) { return backend.stats().path.exact_calls; })
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
       .def_property_readonly("failure", &BackendIsthmus::failure)
       // With NCCL, ranks outside a new group take part in making it; here they do nothing.
@@ -345,22 +322,7 @@ void bind_functions(py::module_& module) {
         return rows;
       },
       "Of each option: name, environment variable, range, help, codecs that look at it (empty: whatever it is).");
-  module.def(
-      "codecs",
-      [] {
-        py::dict options_of_codec;
-        for (const std::string& codec : codec_names()) {
-          py::list names;
-          for (const OptionField& field : option_fields()) {
-            if (std::ranges::any_of(field.users, [&](const OptionUser& user) { return codec == user.codec; })) {
-              names.append(field.name);
-            }
-          }
-          options_of_codec[codec.c_str()] = names;
-        }
-        return options_of_codec;
-      },
-      "Of each codec: the options that it looks at.");
+  module.def("codecs", &codec_names);
   module.def(
       "packet_bytes",
       [](const OptionsPtr& options, int64_t num_elements, at::ScalarType type) {
@@ -381,7 +343,7 @@ void bind_functions(py::module_& module) {
       "flat_bytes",
       [](const OptionsPtr& options, int64_t num_elements) {
         const std::shared_ptr<Device> device = make_host_device();
-        const std::unique_ptr<TagcFlat> codec = make_tagc_flat(options->values, 1, *device);
+        const std::unique_ptr<TagcFlat> codec = make_tagc_flat(options->values, *device);
         const auto cell_bytes = static_cast<int64_t>(sizeof(float));
         return std::pair(codec->index_bytes(num_elements), codec->sketch_elements(num_elements) * cell_bytes);
       },
@@ -397,20 +359,12 @@ void bind_functions(py::module_& module) {
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>(),
              "Shuts down every backend of this process.");
   module.def(
-      "set_split_function",
-      [](py::object function) {
-        split_function = [function = function.release()](const auto& store, int rank, int size, const auto& options,
-                                                         bool beyond_job) {
-          py::gil_scoped_acquire gil;
-          return function(store, rank, size, options, beyond_job).template cast<BackendPtr>();
-        };
-      },
+      "set_split_function", [](SplitFunction function) { split_function = std::move(function); },
       "How Backend.split constructs a backend: function(store, rank, size, options, beyond_job).");
   module.def(
       "set_shutdown_listener",
       [](py::object function) {
         shutdown_listener = [function = function.release()](BackendIsthmus& backend) {
-          const WithoutGil without_gil;
           const BackendStats stats = backend.stats();
           const py::gil_scoped_acquire gil;
           try {

@@ -1,15 +1,15 @@
-#include "torch/module/module_units.h"
-
-#include <ATen/ops/empty.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <array>
 
-#include "torch/base/input_stream.h"
 #include "torch/base/tensors.h"
+#include "torch/module/bindings.h"
 
 namespace isthmus::torch_backend {
 namespace {
+
+using namespace py::literals;
 
 constexpr std::array kReductions{Collective::kReduceScatter, Collective::kAllReduce};
 constexpr std::array kFloatingTypes{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kFloat64};
@@ -27,12 +27,9 @@ auto named(const Values& values, const std::string& text, const char* what) {
 
 using SectionsPtr = std::shared_ptr<Sections>;
 
-// Makes a tag from Python's tuple of name, layout, exact, owner, sections.
-UnitTag tag_from(const py::object& answer) {
-  auto [name, layout, exact, owner, sections] =
-      answer.cast<std::tuple<std::string, uint64_t, std::optional<Reason>, uint64_t, SectionsPtr>>();
-  return {std::move(name), layout, exact, owner, std::move(sections)};
-}
+// Python's form of a UnitTag, and of an FsdpCaller.
+using Tag = std::tuple<std::string, uint64_t, std::optional<Reason>, uint64_t, SectionsPtr>;
+using Caller = std::optional<std::tuple<Tag, std::optional<at::Tensor>>>;
 
 SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
   std::vector<Section> sections;
@@ -77,19 +74,13 @@ std::vector<ParkedState> parked_from(const py::object& list, const at::Tensor& v
   return parked;
 }
 
-py::object tensor_or_empty(const at::Tensor& tensor) {
-  return py::cast(tensor.defined() ? tensor : at::empty({0}, at::kFloat));
-}
-
 py::dict to_dict(const SavedUnit& unit) {
-  using namespace py::literals;
   return py::dict("name"_a = unit.key.name, "num_elements"_a = unit.key.num_elements,
                   "dtype"_a = to_string(unit.key.dtype), "collective"_a = to_string(unit.key.collective),
                   "layout"_a = unit.key.layout, "step"_a = unit.step, "scale"_a = unit.scale,
-                  "residual"_a = tensor_or_empty(unit.residual),
-                  "result_residual"_a = tensor_or_empty(unit.result_residual), "owner"_a = unit.key.owner,
+                  "residual"_a = unit.residual, "result_residual"_a = unit.result_residual, "owner"_a = unit.key.owner,
                   "sections"_a = pairs_of(unit.key.sections), "parked"_a = list_of_parked(unit.parked),
-                  "parked_values"_a = tensor_or_empty(unit.parked_values));
+                  "parked_values"_a = unit.parked_values);
 }
 
 py::list list_of_units(const std::vector<SavedUnit>& units) {
@@ -121,14 +112,13 @@ SavedUnit from_dict(const py::dict& state) {
   return unit;
 }
 
-void set_python_fsdp_caller(py::object caller) {
-  using Found = std::optional<std::tuple<py::tuple, std::optional<at::Tensor>>>;
-  fsdp_caller = [function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
-    const py::gil_scoped_acquire gil;
+void set_python_fsdp_caller(std::function<Caller(const at::Tensor&, const at::Tensor&)> function) {
+  fsdp_caller = [function = std::move(function)](const at::Tensor& output, const at::Tensor& input) {
     std::optional<FsdpCaller> found;
-    if (auto answer = function(output, input).template cast<Found>()) {
+    if (Caller answer = function(output, input)) {
       auto& [tag, flat_parameter] = *answer;
-      found = FsdpCaller{tag_from(tag), std::nullopt};
+      auto& [name, layout, exact, owner, sections] = tag;
+      found = FsdpCaller{{std::move(name), layout, exact, owner, std::move(sections)}, std::nullopt};
       if (flat_parameter) {
         found->flat_parameter.emplace(flat_parameter->getIntrusivePtr());
       }
@@ -137,16 +127,15 @@ void set_python_fsdp_caller(py::object caller) {
   };
 }
 
-void set_python_weights_caller(py::object caller) {
-  weights_caller = [function = caller.release()] {
-    const py::gil_scoped_acquire gil;
-    auto [owner, name] = function().template cast<std::tuple<uint64_t, std::string>>();
-    return WeightsCaller{owner, std::move(name)};
+// Binds a method of UnitStates, on all devices of a group.
+template <typename Result, typename... Args>
+auto on_all_devices(const char* name, Result (UnitStates::*method)(Args...)) {
+  return [name, method](BackendIsthmus& self, Args... args) {
+    self.units().run_everywhere(name, [=](Communicator& communicator) { (communicator.units().*method)(args...); });
   };
 }
 
 void bind_tags(py::module_& module) {
-  using namespace py::literals;
   py::class_<Sections, SectionsPtr>(module, "Sections",
                                     "Parameters of a reduction, by place in their unit, with their elements in a row.")
       .def(py::init(&make_sections), "pairs"_a)
@@ -160,11 +149,8 @@ void bind_tags(py::module_& module) {
       },
       "name"_a, "layout"_a = 0, "exact"_a = py::none(), "owner"_a = 0, "sections"_a = SectionsPtr(),
       "by_user"_a = false, "in_halves"_a = false,
-      "Reductions of this thread are gradients of this unit, and gathers its weights, until pop_unit(). layout: 0 if "
-      "unknown. exact: why the unit must stay exact; None if it need not. owner: a number of what reduces, 0 if "
-      "unknown. sections: of FSDP2. by_user: what FSDP reduces and gathers meanwhile is FSDP's, and several reductions "
-      "of one shape are units of their own. in_halves: of a gather on a GPU the Work's wait() does the second half, in "
-      "an order that is equal on all ranks.");
+      "Reductions of this thread are gradients of this unit, and gathers its weights, until pop_unit(). The arguments "
+      "are the fields of UnitTag and PushedUnit (src/torch/units/gradient_labels.h).");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
   module.def(
       "set_input_stream",
@@ -182,33 +168,26 @@ void bind_tags(py::module_& module) {
         name_parameter(parameter, {std::move(name), layout, exact, owner});
       },
       "parameter"_a, "name"_a, "layout"_a, "exact"_a, "owner"_a = 0,
-      "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
-      "flat parameter, and those of a DTensor that is gathered before it is used.");
+      "Names the reductions of this parameter's gradient; the rest is a UnitTag.");
   module.def(
-      "set_pass_function",
-      [](py::object function) {
-        pass_function = [own = function.release()] {
-          const py::gil_scoped_acquire gil;
-          own();
-        };
-      },
-      "function"_a, "What is called as a forward pass of FSDP2 begins, on its thread, before it gathers anything.");
+      "set_pass_function", [](std::function<void()> function) { pass_function = std::move(function); }, "function"_a,
+      "What is called as a forward pass of FSDP2 begins, on its thread, before it gathers anything.");
   module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
              "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
              "makes the call, else (unit, flat_parameter). unit: name, layout, exact, owner and sections, as of "
              "push_unit. flat_parameter: of FSDP1, where it stands for the name.");
-  module.def("set_weights_caller", &set_python_weights_caller, "caller"_a,
-             "What is asked in gathers with weights=delta that have no tag. caller() returns (owner, name): owner: a "
-             "number of the object that gathers its parameters, 0 if there is none.");
-  module.def("forget_owner", &forget_owner, "owner"_a,
+  module.def(
+      "set_weights_caller", [](std::function<WeightsCaller()> caller) { weights_caller = std::move(caller); },
+      "caller"_a,
+      "What is asked in gathers with weights=delta that have no tag. caller() returns (owner, name): owner: a number "
+      "of the object that gathers its parameters, 0 if there is none.");
+  module.def("forget_owner", &GoneOwners::add, "owner"_a,
              "The owner is gone: what groups keep of its units and weights is freed at their next call.");
 }
 
 }  // namespace
 
 void bind_units(py::module_& module, BackendClass& backend) {
-  using namespace py::literals;
-  const auto unlocked = py::call_guard<py::gil_scoped_release>();
   bind_tags(module);
   backend
       .def(
@@ -217,36 +196,33 @@ void bind_units(py::module_& module, BackendClass& backend) {
       .def(
           "end", [](BackendIsthmus& self, bool undo) { return list_of_units(self.end(undo)); }, "undo"_a,
           "Aborts the group, closes its connections, and returns unit_states(); undo: as they were at begin_step().")
-      .def(
-          "begin_step",
-          [](BackendIsthmus& self, std::optional<uint64_t> step, const Owners& owners) {
-            self.units().begin_step(step, owners);
-          },
-          unlocked, "step"_a = py::none(), "owners"_a = py::none(),
-          "Begins a step of these owners' units that may be undone; with `step` they count their reductions from it "
-          "on.")
-      .def(
-          "undo_step", [](BackendIsthmus& self) { self.units().undo_step(); },
-          "Restores the residuals that units had at begin_step().")
+      .def("begin_step", on_all_devices("isthmus:begin_step", &UnitStates::begin_step), "step"_a = py::none(),
+           "owners"_a = py::none(),
+           "Begins a step of these owners' units that may be undone; with `step` they count their reductions from it "
+           "on.")
+      .def("undo_step", on_all_devices("isthmus:undo_step", &UnitStates::undo_step), "owners"_a = py::none(),
+           "Restores the residuals that units had at begin_step().")
       .def(
           "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.units().load(from_dict(state)); },
           "state"_a)
+      .def("clear_units", on_all_devices("isthmus:clear_units", &UnitStates::clear), "owners"_a = py::none(),
+           "Of these owners; None: all.")
+      .def("scale_residuals", on_all_devices("isthmus:scale_residuals", &UnitStates::scale_residuals), "factor"_a,
+           "owners"_a = py::none())
       .def(
-          "clear_units", [](BackendIsthmus& self, const Owners& owners) { self.units().clear(owners); }, unlocked,
-          "owners"_a = py::none(), "Of these owners; None: all.")
-      .def(
-          "scale_residuals",
-          [](BackendIsthmus& self, double factor, const Owners& owners) {
-            self.units().scale_residuals(factor, owners);
+          "skip_step",
+          [](BackendIsthmus& self, const Owners& owners) {
+            const auto num_lost = std::make_shared<int64_t>(0);
+            self.units().run_everywhere("isthmus:skip_step", [num_lost, owners](Communicator& communicator) {
+              *num_lost += communicator.units().skip_step(owners);
+            });
+            return *num_lost;
           },
-          unlocked, "factor"_a, "owners"_a = py::none())
-      .def(
-          "skip_step", [](BackendIsthmus& self, const Owners& owners) { return self.units().skip_step(owners); },
-          unlocked, "owners"_a = py::none(),
+          "owners"_a = py::none(),
           "Undoes a step whose result was thrown away, and counts it. Returns how many units lost residuals.")
       .def(
           "count_dropped", [](BackendIsthmus& self, int64_t num_units) { self.units().count_dropped(num_units); },
-          unlocked, "num_units"_a);
+          "num_units"_a);
 }
 
 }  // namespace isthmus::torch_backend

@@ -1,43 +1,29 @@
-#include "torch/module/module_weights.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "isthmus/error.h"
 #include "kernels/weights/job.h"
+#include "torch/base/interpreter.h"
 #include "torch/base/tensors.h"
-#include "torch/base/without_gil.h"
 #include "torch/cuda/cuda_weights.h"
+#include "torch/module/bindings.h"
 
 namespace isthmus::torch_backend {
 namespace {
 
 using kernels::kWeightHeaderBytes;
 
-class HostWeights final : public TensorWeights {
- public:
-  WeightCoder& coder() override { return *coder_; }
-  Stream stream() override { return {}; }
-  void throw_if_faulted() override {}
-
- private:
-  std::shared_ptr<Device> device_ = make_host_device();
-  std::unique_ptr<WeightCoder> coder_ = make_weight_coder(*device_);
-};
-
-std::unique_ptr<TensorWeights> weights_on(const at::Device& device) {
-  return device.is_cuda() ? make_cuda_weights(device) : std::make_unique<HostWeights>();
+TensorWeights weights_on(const at::Device& device) {
+  static const std::shared_ptr<Device> host = make_host_device();
+  return device.is_cuda() ? make_cuda_weights(device) : TensorWeights{make_weight_coder(*host), {}, [] {}};
 }
 
 at::Tensor empty_bytes(int64_t num_bytes, const at::Device& device) {
   return at::empty({std::max<int64_t>(num_bytes, 1)}, at::TensorOptions(at::kByte).device(device));
 }
-
-Buffer buffer_of(const at::Tensor& bytes) { return {bytes.data_ptr(), bytes.numel(), DataType::kByte}; }
 
 // Views the bits of a tensor, which Python hands over as whole words of 8 bytes at a multiple of 16, as a shard.
 Buffer shard_of(const at::Tensor& words, int64_t num_bytes, at::ScalarType type) {
@@ -51,16 +37,16 @@ Buffer shard_of(const at::Tensor& words, int64_t num_bytes, at::ScalarType type)
 }
 
 // Returns header and packet, on the device.
-at::Tensor encode(TensorWeights& weights, const at::Tensor& old_words, Buffer before, Buffer shard) {
+at::Tensor encode(const TensorWeights& weights, const at::Tensor& old_words, Buffer before, Buffer shard) {
   const at::Device device = old_words.device();
   const at::Tensor sent = empty_bytes(weight_sent_bytes(shard), device);
-  const at::Tensor scratch = empty_bytes(weights.coder().encode_scratch_bytes(shard), device);
+  const at::Tensor scratch = empty_bytes(weights.coder->encode_scratch_bytes(shard), device);
   WeightHeader header;
   header.dtype = shard.dtype;
   header.num_elements = static_cast<uint64_t>(shard.num_elements);
   header.has_replica = 1;
-  weights.coder().encode({header, before, shard, buffer_of(old_words), buffer_of(sent)},
-                         {weights.stream(), buffer_of(scratch)});
+  weights.coder->encode({header, before, shard, byte_buffer(old_words), byte_buffer(sent)},
+                        {weights.stream, byte_buffer(scratch)});
   return sent;
 }
 
@@ -75,9 +61,9 @@ at::Tensor encode_weights(const at::Tensor& old_words, const at::Tensor& new_wor
                           at::ScalarType type) {
   const WithoutGil without_gil;
   const at::NoGradGuard no_grad;
-  const std::unique_ptr<TensorWeights> weights = weights_on(old_words.device());
+  const TensorWeights weights = weights_on(old_words.device());
   const Buffer shard = shard_of(new_words, num_bytes, type);
-  const at::Tensor sent = encode(*weights, old_words, shard_of(old_words, num_bytes, type), shard);
+  const at::Tensor sent = encode(weights, old_words, shard_of(old_words, num_bytes, type), shard);
   const auto packet_bytes = static_cast<int64_t>(header_of(sent).packet_bytes);
   return sent.narrow(0, 0, kWeightHeaderBytes + packet_bytes).to(at::kCPU);
 }
@@ -114,8 +100,8 @@ std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t nu
   const Buffer before = shard_of(old_words, num_bytes, type);
   check_header(header, packet_bytes, before);
 
-  const std::unique_ptr<TensorWeights> weights = weights_on(device);
-  const uint64_t checksum = header_of(encode(*weights, old_words, before, before)).replica_checksum;
+  const TensorWeights weights = weights_on(device);
+  const uint64_t checksum = header_of(encode(weights, old_words, before, before)).replica_checksum;
   ISTHMUS_CHECK(Error, checksum == header.replica_checksum, "the old bits have the checksum ", checksum,
                 ", but those of the update have ", header.replica_checksum,
                 ": it is for other weights, or for this tensor before or after another update");
@@ -126,15 +112,15 @@ std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t nu
   const at::Tensor packets = row.to(device);
   const at::Tensor headers = at::from_blob(&header, {kWeightHeaderBytes}, at::kByte).to(device);
   const Buffer replica = shard_of(new_words, num_bytes, type);
-  const at::Tensor scratch = empty_bytes(weights->coder().decode_scratch_bytes(replica, 1), device);
-  weights->coder().decode({.headers = buffer_of(headers),
-                           .num_nodes = 1,
-                           .node = 1,
-                           .packets = buffer_of(packets),
-                           .shard = replica,
-                           .replica = replica},
-                          {weights->stream(), buffer_of(scratch)});
-  weights->throw_if_faulted();
+  const at::Tensor scratch = empty_bytes(weights.coder->decode_scratch_bytes(replica, 1), device);
+  weights.coder->decode({.headers = byte_buffer(headers),
+                         .num_nodes = 1,
+                         .node = 1,
+                         .packets = byte_buffer(packets),
+                         .shard = replica,
+                         .replica = replica},
+                        {weights.stream, byte_buffer(scratch)});
+  weights.throw_if_faulted();
   return new_words;
 }
 

@@ -87,8 +87,6 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
     ISTHMUS_CHECK(TransportError, !transport_.aborted_, where(), "aborted");
     try {
       action();
-    } catch (const c10::Error& error) {
-      throw TransportError(where() + first_line(error.what_without_backtrace()));
     } catch (const std::exception& error) {
       throw TransportError(where() + first_line(error.what()));
     }
@@ -106,8 +104,6 @@ C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<i
   ISTHMUS_CHECK(Error, size() == backend_->getSize(), this->tier(), " tier of ", backend_->getSize(), " ranks got ",
                 size());
 }
-
-C10dTransport::~C10dTransport() = default;
 
 std::unique_ptr<MessageTransport::Exchange> C10dTransport::start_exchange(Operation operation) {
   return std::make_unique<Messages>(*this, operation);

@@ -19,7 +19,6 @@ class C10dTransport final : public MessageTransport {
   // The arguments are those of MessageTransport.
   C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
                 const std::vector<int>& node_of_rank);
-  ~C10dTransport() override;
 
   // Closes this rank's connections, so that the peers' operations fail at once instead of at their deadline.
   void abort() override;

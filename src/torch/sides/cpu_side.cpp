@@ -1,5 +1,6 @@
 #include "torch/sides/cpu_side.h"
 
+#include <c10/util/ScopeExit.h>
 #include <c10/util/thread_name.h>
 
 #include <functional>
@@ -10,28 +11,16 @@
 #include "torch/sides/c10d_transport.h"
 
 namespace isthmus::torch_backend {
-namespace {
-
-std::vector<at::Tensor> list_of(const at::Tensor& tensor) {
-  return tensor.defined() ? std::vector<at::Tensor>{tensor} : std::vector<at::Tensor>{};
-}
-
-}  // namespace
-
 CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters)
     : group_(group), faults_(faults), counters_(counters), world_(parts.world) {
   if (group_.two_tier()) {
-    make_communicator(parts);
+    const NodeMap& map = group_.map;
+    Tiers tiers;
+    tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
+    tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
+    tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
+    communicator_ = std::make_unique<Communicator>(map, group_.rank, tiers, group_.options);
   }
-}
-
-void CpuSide::make_communicator(const CpuParts& parts) {
-  const NodeMap& map = group_.map;
-  Tiers tiers;
-  tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
-  tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
-  tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
-  communicator_ = std::make_unique<Communicator>(map, group_.rank, tiers, group_.options);
 }
 
 std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const TierParts& parts,
@@ -75,61 +64,33 @@ BackendPtr CpuSide::world() {
 }
 
 WorkPtr CpuSide::submit(TwoTierCall call) {
-  Job job;
-  job.operation = call.operation;
-  job.timeout = call.timeout;
-  job.work = make_work(call);
-  job.run = [call = std::move(call)](Communicator& communicator) {
-    if (call.begin) {
-      communicator.finish_gather_weights(*call.begin(communicator, {}));
-    } else {
-      call.run(communicator, {});
-    }
-    call.copy_back();
-  };
-  return queue(std::move(job));
-}
-
-c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const {
-  auto work =
-      c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, list_of(call.input), list_of(call.output));
-  work->complete_on(callback_threads_);
+  auto work = c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, std::vector{call.input},
+                                              std::vector{call.output});
   work->tell_waits([total = seconds_](double seconds) { total->waited += seconds; });
-  return work;
-}
-
-void CpuSide::run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) {
-  queue_local(name, action)->wait();
-}
-
-void CpuSide::post_between_collectives(const char* name, std::function<void(Communicator&)> action) {
-  queue_local(name, std::move(action));
+  auto run = [this, own = work.get(), call = std::move(call)] { run_collective(call, own->getSequencenumber()); };
+  return queue(std::move(work), std::move(run), /*is_collective=*/true);
 }
 
 WorkPtr CpuSide::submitted() {
-  return has_communicator() ? queue_local("isthmus:barrier", [](Communicator&) {}) : nullptr;
+  return has_communicator() ? run_between_collectives("isthmus:barrier", [](Communicator&) {}) : nullptr;
 }
 
-WorkPtr CpuSide::queue_local(const char* name, std::function<void(Communicator&)> action) {
-  Job job;
-  job.work = c10::make_intrusive<WorkerWork>(group_.rank, c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
-                                             std::vector<at::Tensor>{});
-  job.work->complete_on(callback_threads_);
-  job.run = std::move(action);
-  job.sends = false;
-  return queue(std::move(job));
+WorkPtr CpuSide::run_between_collectives(const char* name, std::function<void(Communicator&)> action) {
+  auto work = c10::make_intrusive<WorkerWork>(group_.rank, c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
+                                              std::vector<at::Tensor>{});
+  auto run = [this, action = std::move(action)] { action(*communicator_); };
+  return queue(std::move(work), std::move(run), /*is_collective=*/false);
 }
 
-WorkPtr CpuSide::queue(Job job) {
+WorkPtr CpuSide::queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()> run, bool is_collective) {
   group_.process.require_this();
+  work->complete_on(callback_threads_);
   const std::lock_guard lock(mutex_);
   faults_.require_usable();  // under the lock, so that drain() sees the job or the job is refused
-  WorkPtr work = job.work;
-  if (job.sends) {
-    job.operation.sequence_number = counters_.take_sequence_number();
-    job.work->set_sequence_number(job.operation.sequence_number);
+  if (is_collective) {
+    work->set_sequence_number(counters_.take_sequence_number());
   }
-  jobs_.push_back(std::move(job));
+  jobs_.push_back({work, std::move(run)});
   wakes_.notify_one();
   return work;
 }
@@ -158,39 +119,38 @@ void CpuSide::run_worker() {
   }
 }
 
-void CpuSide::run_job(Job& job) {
-  if (job.sends) {
-    run_collective(job);
-    return;
-  }
+void CpuSide::run_job(const Job& job) {
   try {
-    job.run(*communicator_);
-    job.work->complete();
+    job.run();
   } catch (const std::exception&) {
     job.work->fail(std::current_exception());
-  }
-}
-
-void CpuSide::run_collective(Job& job) {
-  for (const auto& transport : transports_) {
-    transport->set_deadline(Clock::now() + without_report(job.timeout));
-  }
-  faults_.wait_begins();
-  const auto begin = Clock::now();
-  try {
-    job.run(*communicator_);
-  } catch (const std::exception& error) {
-    FaultReport report = job.operation;
-    report.phase = communicator_->phase();
-    report.error = error.what();
-    const auto explained = faults_.explain(report);
-    faults_.wait_ends();
-    job.work->fail(explained);
     return;
   }
-  faults_.wait_ends();
-  seconds_->ran += std::chrono::duration<double>(Clock::now() - begin).count();
   job.work->complete();
+}
+
+void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) {
+  for (const auto& transport : transports_) {
+    transport->set_deadline(Clock::now() + without_report(call.timeout));
+  }
+  faults_.wait_begins();
+  const auto ends = c10::make_scope_exit([this] { faults_.wait_ends(); });
+  const auto begin = Clock::now();
+  try {
+    if (call.begin) {
+      communicator_->finish_gather_weights(*call.begin(*communicator_, {}));
+    } else {
+      call.run(*communicator_, {});
+    }
+    call.copy_back();
+  } catch (const std::exception& error) {
+    FaultReport report = call.operation;
+    report.sequence_number = sequence_number;
+    report.phase = communicator_->phase();
+    report.error = error.what();
+    std::rethrow_exception(faults_.explain(report));
+  }
+  seconds_->ran += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 std::optional<SideStats> CpuSide::stats() {

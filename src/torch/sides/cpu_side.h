@@ -47,11 +47,9 @@ class CpuSide final : public Side {
   BackendPtr world() override;
   WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) override { return call(*world()); }
 
-  // The tensors of `call` may be undefined.
   WorkPtr submit(TwoTierCall call) override;
   WorkPtr submitted() override;
-  void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
-  void post_between_collectives(const char* name, std::function<void(Communicator&)> action) override;
+  WorkPtr run_between_collectives(const char* name, std::function<void(Communicator&)> action) override;
   bool has_communicator() const override { return group_.two_tier(); }
 
   std::optional<SideStats> stats() override;
@@ -67,11 +65,8 @@ class CpuSide final : public Side {
 
  private:
   struct Job {
-    FaultReport operation;  // without phase and error
-    std::chrono::milliseconds timeout{0};
     c10::intrusive_ptr<WorkerWork> work;
-    std::function<void(Communicator&)> run;
-    bool sends = true;  // false: a local job, whose failure leaves the group usable
+    std::function<void()> run;
   };
 
   // See SideStats.
@@ -80,16 +75,13 @@ class CpuSide final : public Side {
     std::atomic<double> waited = 0;
   };
 
-  void make_communicator(const CpuParts& parts);
   std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
                                               const std::vector<int>& group_ranks);
-  c10::intrusive_ptr<WorkerWork> make_work(const TwoTierCall& call) const;
-  WorkPtr queue(Job job);
-  WorkPtr queue_local(const char* name, std::function<void(Communicator&)> action);
+  WorkPtr queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()> run, bool is_collective);
   bool idle() const { return jobs_.empty() && !running_; }  // the caller holds mutex_
   void run_worker();
-  void run_job(Job& job);
-  void run_collective(Job& job);
+  void run_job(const Job& job);
+  void run_collective(const TwoTierCall& call, uint64_t sequence_number);  // throws the group's failure
 
   const Group& group_;
   FaultWatch& faults_;

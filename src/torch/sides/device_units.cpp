@@ -2,28 +2,25 @@
 
 #include <ATen/ops/empty.h>
 
+#include <memory>
 #include <utility>
 
-#include "torch/base/without_gil.h"
+#include "torch/base/interpreter.h"
 
 namespace isthmus::torch_backend {
 namespace {
 
 // Returns a copy in host memory.
 at::Tensor copy_of(ConstBuffer residual, Device& device) {
-  if (residual.num_elements == 0) {
-    return {};
-  }
   at::Tensor copy = at::empty({residual.num_elements}, at::kFloat);
-  device.read(residual, {copy.data_ptr(), residual.num_elements, DataType::kFloat32});
+  if (residual.num_elements > 0) {
+    device.read(residual, {copy.data_ptr(), residual.num_elements, DataType::kFloat32});
+  }
   return copy;
 }
 
-// Returns a view of the tensor; empty if it is undefined.
+// Returns a view of the tensor.
 ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
-  if (!residual.defined()) {
-    return {nullptr, 0, DataType::kFloat32};
-  }
   TORCH_CHECK_VALUE(residual.is_cpu() && residual.scalar_type() == at::kFloat && residual.is_contiguous(),
                     "isthmus: residual of unit ", key.name, ": expected a contiguous float32 tensor on the CPU, got ",
                     residual.scalar_type(), " on ", residual.device());
@@ -33,22 +30,20 @@ ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
 void append_copies_of_units(Communicator& communicator, std::vector<SavedUnit>& saved) {
   Device& device = communicator.device();
   for (const UnitState& unit : communicator.units().states()) {
-    SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
-                                                   copy_of(unit.result_residual, device), unit.parked, at::Tensor()});
     int64_t num_parked = 0;
-    for (const ParkedState& parked : copy.parked) {
+    for (const ParkedState& parked : unit.parked) {
       num_parked += parked.values.num_elements;
     }
-    if (num_parked > 0) {
-      copy.parked_values = at::empty({num_parked}, at::kFloat);
-      const Buffer all{copy.parked_values.data_ptr(), num_parked, DataType::kFloat32};
-      int64_t begin = 0;
-      for (ParkedState& parked : copy.parked) {
-        const Buffer place = all.slice(begin, parked.values.num_elements);
-        device.read(parked.values, place);
-        parked.values = place;
-        begin += place.num_elements;
-      }
+    SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
+                                                   copy_of(unit.result_residual, device), unit.parked,
+                                                   at::empty({num_parked}, at::kFloat)});
+    const Buffer all{copy.parked_values.data_ptr(), num_parked, DataType::kFloat32};
+    int64_t begin = 0;
+    for (ParkedState& parked : copy.parked) {
+      const Buffer place = all.slice(begin, parked.values.num_elements);
+      device.read(parked.values, place);
+      parked.values = place;
+      begin += place.num_elements;
     }
   }
 }
@@ -65,10 +60,10 @@ DeviceUnits::DeviceUnits(const Group& group, std::vector<Side*> sides)
 
 void DeviceUnits::run_everywhere(const char* name, const std::function<void(Communicator&)>& action) {
   const WithoutGil without_gil;
-  group_.process.require_this();
+  forget_those_gone();
   for (Side* side : sides_) {
     if (side->has_communicator()) {
-      side->run_between_collectives(name, action);
+      run(*side, name, action);
     }
   }
 }
@@ -77,7 +72,9 @@ void DeviceUnits::run(Side& side, const char* name, const std::function<void(Com
   const WithoutGil without_gil;
   group_.process.require_this();
   if (group_.two_tier()) {
-    side.run_between_collectives(name, action);
+    if (const WorkPtr work = side.run_between_collectives(name, action)) {
+      work->wait();
+    }
   }
 }
 
@@ -86,29 +83,18 @@ void DeviceUnits::forget_those_gone() {
   if (!owners.empty()) {
     for (Side* side : sides_) {
       if (side->has_communicator()) {
-        side->post_between_collectives("isthmus:forget_units",
-                                       [owners](Communicator& communicator) { communicator.units().forget(owners); });
+        side->run_between_collectives("isthmus:forget_units",
+                                      [owners](Communicator& communicator) { communicator.units().forget(owners); });
       }
     }
   }
 }
 
 std::vector<SavedUnit> DeviceUnits::states() {
-  forget_those_gone();
-  std::vector<SavedUnit> saved;
+  const auto saved = std::make_shared<std::vector<SavedUnit>>();
   run_everywhere("isthmus:unit_states",
-                 [&saved](Communicator& communicator) { append_copies_of_units(communicator, saved); });
-  return saved;
-}
-
-void DeviceUnits::begin_step(std::optional<uint64_t> step, const Owners& owners) {
-  forget_those_gone();
-  run_everywhere("isthmus:begin_step",
-                 [&](Communicator& communicator) { communicator.units().begin_step(step, owners); });
-}
-
-void DeviceUnits::undo_step() {
-  run_everywhere("isthmus:undo_step", [](Communicator& communicator) { communicator.units().undo_step(); });
+                 [saved](Communicator& communicator) { append_copies_of_units(communicator, *saved); });
+  return *saved;
 }
 
 std::vector<SavedUnit> DeviceUnits::states_at_end(bool undo) {
@@ -130,7 +116,7 @@ void DeviceUnits::load(const SavedUnit& unit) {
     const std::lock_guard lock(mutex_);
     side = reduces_;
   }
-  run(*side, "isthmus:load_unit", [&unit](Communicator& communicator) { load_into(communicator, unit); });
+  run(*side, "isthmus:load_unit", [unit](Communicator& communicator) { load_into(communicator, unit); });
   const std::lock_guard lock(mutex_);
   loaded_ = true;
 }
@@ -146,38 +132,21 @@ void DeviceUnits::bring_loaded_to(Side& side) {
       return;
     }
   }
-  std::vector<SavedUnit> units;
-  run(*from, "isthmus:unit_states", [&units](Communicator& communicator) {
-    append_copies_of_units(communicator, units);
+  const auto units = std::make_shared<std::vector<SavedUnit>>();
+  run(*from, "isthmus:unit_states", [units](Communicator& communicator) {
+    append_copies_of_units(communicator, *units);
     communicator.units().clear();
   });
-  run(side, "isthmus:load_unit", [&units](Communicator& communicator) {
-    for (const SavedUnit& unit : units) {
+  run(side, "isthmus:load_unit", [units](Communicator& communicator) {
+    for (const SavedUnit& unit : *units) {
       load_into(communicator, unit);
     }
-  });
-}
-
-void DeviceUnits::clear(const Owners& owners) {
-  run_everywhere("isthmus:clear_units", [&owners](Communicator& communicator) { communicator.units().clear(owners); });
-}
-
-void DeviceUnits::scale_residuals(double factor, const Owners& owners) {
-  run_everywhere("isthmus:scale_residuals", [factor, &owners](Communicator& communicator) {
-    communicator.units().scale_residuals(factor, owners);
   });
 }
 
 void DeviceUnits::count_dropped(int64_t num_units) {
   run(*sides_.front(), "isthmus:count_dropped",
       [num_units](Communicator& communicator) { communicator.units().count_dropped(num_units); });
-}
-
-int64_t DeviceUnits::skip_step(const Owners& owners) {
-  int64_t num_lost = 0;
-  run_everywhere("isthmus:skip_step",
-                 [&](Communicator& communicator) { num_lost += communicator.units().skip_step(owners); });
-  return num_lost;
 }
 
 }  // namespace isthmus::torch_backend

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -20,7 +19,7 @@ struct SavedUnit {
   UnitKey key;
   uint64_t step = 0;
   double scale = 0;
-  at::Tensor residual;              // float32, 1-D; undefined if there is none
+  at::Tensor residual;              // float32, 1-D; empty if there is none
   at::Tensor result_residual;       // the same
   std::vector<ParkedState> parked;  // their values are consecutive views of parked_values
   at::Tensor parked_values;         // as `residual`
@@ -40,22 +39,18 @@ class DeviceUnits {
   // Moves loaded units to this side. Called before each reduction there.
   void bring_loaded_to(Side& side);
 
-  // See UnitStates.
-  std::vector<SavedUnit> states();
-  void begin_step(std::optional<uint64_t> step, const Owners& owners);
-  void undo_step();
+  std::vector<SavedUnit> states();  // of all devices
   // Returns states() of a group that ends, see Side::run_at_end(); after undo_step(), if `undo`.
   std::vector<SavedUnit> states_at_end(bool undo);
-  void clear(const Owners& owners);
-  void scale_residuals(double factor, const Owners& owners);
+  // See UnitStates.
   void count_dropped(int64_t num_units);
-  int64_t skip_step(const Owners& owners);
+  // Runs `action` on all devices that have units. It owns what it refers to: a signal may end the wait for it. name:
+  // for profilers.
+  void run_everywhere(const char* name, const std::function<void(Communicator&)>& action);
 
  private:
   void forget_those_gone();
   void run(Side& side, const char* name, const std::function<void(Communicator&)>& action);
-  // On all devices that have units.
-  void run_everywhere(const char* name, const std::function<void(Communicator&)>& action);
 
   const Group& group_;
   const std::vector<Side*> sides_;

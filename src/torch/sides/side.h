@@ -10,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "isthmus/communicator.h"
-#include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/works/work.h"
@@ -18,6 +17,14 @@
 namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// Features that only some world backends have.
+struct WorldAbilities {
+  bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
+  bool all_to_all_of_lists = false;
+  bool coalesced_gathers = false;
+  bool groups = false;  // calls between its startCoalescing() and endCoalescing() start together
+};
 
 // One operation of the two-tier path, on the CPU or on a GPU.
 struct TwoTierCall {
@@ -41,6 +48,13 @@ struct TwoTierCall {
     }
   }
 };
+
+// On which stream of a GPU the calling thread's collectives find their inputs; Python sets it around a call. Nothing:
+// behind the present work of the current stream.
+inline std::optional<Stream>& input_stream() {
+  thread_local std::optional<Stream> stream;
+  return stream;
+}
 
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
@@ -74,11 +88,10 @@ class Side : public WatchedCalls {
   // for, or if the calling thread's stream waits.
   virtual WorkPtr submitted() = 0;
 
-  // Runs `action` on this rank's communicator after all work submitted so far, and waits for it. This is a local job:
-  // its failure leaves the group usable. Requires two tiers. name: for profilers.
-  virtual void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) = 0;
-  // Does the same without waiting, and does not tell whether the action failed.
-  virtual void post_between_collectives(const char* name, std::function<void(Communicator&)> action) = 0;
+  // Runs `action` on this rank's communicator after all work submitted so far. This is a local job: its failure leaves
+  // the group usable. Returns a Work that is done when the action is, or null if it is. Requires two tiers. name: for
+  // profilers.
+  virtual WorkPtr run_between_collectives(const char* name, std::function<void(Communicator&)> action) = 0;
   // Returns whether there is a communicator, which may have units. A GPU's is made at first use.
   virtual bool has_communicator() const = 0;
 

@@ -5,22 +5,40 @@
 #include <cstdint>
 #include <mutex>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace isthmus::torch_backend {
 
-// Notes that Python collected this owner; its number is never reused in this process. Groups free the owner's state at
-// their next call. Any thread may call this; it does not wait for groups.
-void forget_owner(uint64_t owner);
-
-// Tells one listener which owners have gone.
+// Tells one listener which owners have gone. Any thread may call any method.
 class GoneOwners {
  public:
-  // Returns the owners that have gone since the last call. Any thread may call it.
-  std::set<uint64_t> take();
+  // Notes that Python collected this owner; its number is never reused in this process. Groups free the owner's state
+  // at their next call, for which this does not wait.
+  static void add(uint64_t owner) {
+    const std::lock_guard lock(all().mutex);
+    all().owners.push_back(owner);
+  }
+
+  // Returns the owners that have gone since the last call.
+  std::set<uint64_t> take() {
+    const std::lock_guard lock(all().mutex);
+    const auto& owners = all().owners;
+    return {owners.begin() + static_cast<std::ptrdiff_t>(std::exchange(seen_, owners.size())), owners.end()};
+  }
 
  private:
-  std::mutex mutex_;
-  size_t seen_ = 0;  // how many owners take() has returned so far
+  // The owners of this process, in the order in which they went.
+  struct All {
+    std::mutex mutex;
+    std::vector<uint64_t> owners;
+  };
+  static All& all() {
+    static auto* all = new All;  // never destroyed: Python may collect objects after static objects are gone
+    return *all;
+  }
+
+  size_t seen_ = 0;  // how many owners take() has returned so far; under All's mutex
 };
 
 }  // namespace isthmus::torch_backend

@@ -2,6 +2,7 @@
 // work, tags, and autograd's own state.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -11,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
 #include "isthmus/unit.h"

@@ -1,10 +1,8 @@
 #include "torch/units/gradient_recogniser.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "communicator/plan/policy.h"
-#include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
@@ -31,17 +29,25 @@ std::string made_up_name(const char* kind, const ReductionShape& shape) {
   return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
 }
 
-// Returns the calling thread's context, with Python's answer where the call may be FSDP's.
-ReductionCall current_call(const at::Tensor& output, const at::Tensor& input) {
-  ReductionCall call;
-  call.pushed = current_unit();
-  call.in_fsdp_reduction = in_fsdp_reduction();
-  if (call.in_fsdp_reduction && fsdp_caller) {
-    call.fsdp = fsdp_caller(output, input);
+// Returns the factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in GPU memory, where
+// reading it would block.
+std::optional<double> sum_scale(const c10d::ReduceOp& op, int size) {
+  if (op.op_ == c10d::ReduceOp::SUM) {
+    return 1.0;
   }
-  call.parameter = parameter_behind_node();
-  call.graph_task = current_graph_task();
-  return call;
+  if (op.op_ == c10d::ReduceOp::AVG) {
+    return 1.0 / size;
+  }
+  if (const auto* factor = premultiplier(op)) {
+    const at::Tensor& tensor = factor->tensor_factor;
+    if (!tensor.defined()) {
+      return factor->double_factor;
+    }
+    if (tensor.is_cpu()) {
+      return tensor.item<double>();
+    }
+  }
+  return std::nullopt;
 }
 
 // If the reduction's elements are not in the known order, the sections do not apply: the reduction is one section.
@@ -71,7 +77,7 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
   if (reducible) {
     const ReductionShape shape{input.numel(), *dtype, collective};
     const PushedUnit* told = told_unit();
-    gradient = told != nullptr ? tagged_unit(told->tag, shape) : identify(current_call(output, input), shape);
+    gradient = told != nullptr ? tagged_unit(told->tag, shape) : identify(output, input, shape);
   }
   if (!gradient) {
     counters_.count_exact(why_not_recognised(output, input, reducible));
@@ -94,26 +100,36 @@ int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShap
   return number;
 }
 
-std::optional<Reduction> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
+std::optional<Reduction> GradientRecogniser::identify(const at::Tensor& output, const at::Tensor& input,
+                                                      const ReductionShape& shape) {
+  const bool may_be_fsdps = in_fsdp_reduction() && fsdp_caller;
+  const std::optional<FsdpCaller> fsdp = may_be_fsdps ? fsdp_caller(output, input) : std::nullopt;
+  const std::optional<WeakParameter> parameter = parameter_behind_node();
   const std::lock_guard lock(mutex_);
-  if (call.fsdp) {
-    return call.fsdp->flat_parameter ? flat_unit(*call.fsdp, shape) : tagged_unit(call.fsdp->tag, shape);
+  if (fsdp) {
+    return fsdp->flat_parameter ? flat_unit(*fsdp, shape) : tagged_unit(fsdp->tag, shape);
   }
-  if (call.pushed != nullptr) {
-    return pushed_unit(*call.pushed, shape);
+  if (PushedUnit* pushed = current_unit()) {
+    // If a user reduces several tensors of one shape under one name, their order in the block tells them apart.
+    const int number = pushed->num_reductions[{this, shape}]++;
+    return tagged_unit(pushed->tag, shape, with_ordinal(pushed->tag.name, number));
   }
-  if (call.in_fsdp_reduction) {
+  if (in_fsdp_reduction()) {
     return std::nullopt;
   }
-  if (call.parameter) {
-    if (const auto tag = parameter_tag(*call.parameter)) {
+  if (parameter) {
+    if (const auto tag = parameter_tag(*parameter)) {
       return tagged_unit(*tag, shape);
     }
   }
-  if (group_.options.gradients != GradientSource::kBackward || call.graph_task < 0) {
+  if (group_.options.gradients != GradientSource::kBackward || current_graph_task() < 0) {
     return std::nullopt;
   }
-  return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
+  if (parameter) {
+    const int number = parameters_.number(*parameter, shape);
+    return Reduction{make_key(with_ordinal(made_up_name("parameter", shape), number), shape)};
+  }
+  return unknown_unit(shape);
 }
 
 // The flat parameter alone identifies an unprepared unit of FSDP1, even with reentrant checkpointing, several models,
@@ -126,27 +142,15 @@ Reduction GradientRecogniser::flat_unit(const FsdpCaller& caller, const Reductio
   return tagged_unit(caller.tag, shape, with_ordinal(made_up_name("fsdp1", shape), number));
 }
 
-// If a user reduces several tensors of one shape under one name, their order in the block tells them apart.
-Reduction GradientRecogniser::pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const {
-  const int number = pushed.num_reductions[{this, shape}]++;
-  return tagged_unit(pushed.tag, shape, with_ordinal(pushed.tag.name, number));
-}
-
-Reduction GradientRecogniser::parameter_unit(const WeakParameter& parameter, const ReductionShape& shape) {
-  const int number = parameters_.number(parameter, shape);
-  return {make_key(with_ordinal(made_up_name("parameter", shape), number), shape)};
-}
-
 // This is a bucket or a compiled graph's reduction: a gradient because the option says so, with unknown parameters. So
 // it has no residual, and its order among equal reductions of the backward pass names it.
-Reduction GradientRecogniser::unknown_unit(const ReductionCall& call, const ReductionShape& shape) {
-  if (call.graph_task != graph_task_) {
-    graph_task_ = call.graph_task;
+Reduction GradientRecogniser::unknown_unit(const ReductionShape& shape) {
+  const int graph_task = current_graph_task();
+  if (std::exchange(graph_task_, graph_task) != graph_task) {
     in_graph_task_.clear();
   }
   const int number = in_graph_task_[shape]++;
-  Reduction reduction;
-  reduction.unit = make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape);
+  Reduction reduction{make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape)};
   reduction.unit.may_keep_residual = false;
   if (!covers_job_) {
     reduction.why_exact = Reason::kMayHoldCopies;

@@ -9,7 +9,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "isthmus/unit.h"
@@ -23,15 +22,6 @@ namespace isthmus::torch_backend {
 struct FsdpCaller {
   UnitTag tag;                                  // has no name for a unit of FSDP1: its flat parameter identifies it
   std::optional<WeakParameter> flat_parameter;  // FSDP1 alone
-};
-
-// What is known about a reduction that nothing tells.
-struct ReductionCall {
-  PushedUnit* pushed = nullptr;            // a user's tag
-  bool in_fsdp_reduction = false;          // the thread is in a label of FSDP
-  std::optional<FsdpCaller> fsdp;          // set if FSDP itself makes the call
-  std::optional<WeakParameter> parameter;  // the parameter whose gradient this reduces, by autograd
-  int graph_task = -1;
 };
 
 // Numbers parameters of one shape in the order in which they appear. A parameter keeps its number, and numbers are
@@ -71,13 +61,11 @@ class GradientRecogniser {
  private:
   Reason why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const;
 
-  // Returns the unit of a reduction and why it must stay exact; nothing if it is no gradient. FSDP's unit takes
-  // precedence over a user's tag. It holds mutex_ for the methods below.
-  std::optional<Reduction> identify(const ReductionCall& call, const ReductionShape& shape);
+  // Returns the unit of a reduction that nothing tells, and why it must stay exact; nothing if it is no gradient.
+  // FSDP's unit takes precedence over a user's tag. It holds mutex_ for the methods below.
+  std::optional<Reduction> identify(const at::Tensor& output, const at::Tensor& input, const ReductionShape& shape);
   Reduction flat_unit(const FsdpCaller& caller, const ReductionShape& shape);
-  Reduction pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const;
-  Reduction parameter_unit(const WeakParameter& parameter, const ReductionShape& shape);
-  Reduction unknown_unit(const ReductionCall& call, const ReductionShape& shape);
+  Reduction unknown_unit(const ReductionShape& shape);
 
   const Group& group_;
   CallCounters& counters_;

@@ -13,8 +13,8 @@ std::optional<GatheredUnit> WeightRecogniser::recognise(const at::Tensor& output
     return std::nullopt;
   }
   const PushedUnit* told = told_unit();
-  const WeightsCaller caller = told != nullptr ? WeightsCaller{told->tag.owner, told->tag.name} : weights_caller();
-  if (caller.owner == 0) {
+  const auto [owner, own_name] = told != nullptr ? WeightsCaller{told->tag.owner, told->tag.name} : weights_caller();
+  if (owner == 0) {
     return std::nullopt;
   }
   UnitKey key;
@@ -25,17 +25,17 @@ std::optional<GatheredUnit> WeightRecogniser::recognise(const at::Tensor& output
     key.num_elements = static_cast<int64_t>(output.nbytes());
   }
   const std::lock_guard lock(mutex_);
-  key.name = told != nullptr ? caller.name : name_of(caller);
-  std::string& name = names_.try_emplace(caller.owner, key.name).first->second;
+  key.name = told != nullptr ? own_name : numbered(own_name, owner);
+  std::string& name = names_.try_emplace(owner, key.name).first->second;
   if (name != key.name) {
     earlier_names_.push_back(std::exchange(name, key.name));
   }
   return GatheredUnit{key, told != nullptr && told->in_halves};
 }
 
-std::string WeightRecogniser::name_of(const WeightsCaller& caller) {
-  std::map<uint64_t, int>& owners = owners_[caller.name];
-  return with_ordinal(caller.name, owners.try_emplace(caller.owner, static_cast<int>(owners.size())).first->second);
+std::string WeightRecogniser::numbered(const std::string& name, uint64_t owner) {
+  std::map<uint64_t, int>& owners = owners_[name];
+  return with_ordinal(name, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
 }
 
 std::vector<std::string> WeightRecogniser::take_gone() {

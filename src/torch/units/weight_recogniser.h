@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "isthmus/unit.h"
@@ -17,12 +18,11 @@
 
 namespace isthmus::torch_backend {
 
-// What Python knows about a gather (python/isthmus/units/automatic.py); nothing if `owner` is 0.
-struct WeightsCaller {
-  uint64_t owner = 0;  // the object that gathers its parameters; a number is never reused in this process
-  std::string name;    // for people; equal on all ranks
-};
-// Asks Python, which sets it. Threads that make calls of groups with weights=delta call it in each gather without tag.
+// Owner and name of the unit that the calling thread gathers. owner: a number of the object that gathers its
+// parameters, never reused in this process; 0: there is none. name: for people; equal on all ranks.
+using WeightsCaller = std::pair<uint64_t, std::string>;
+// Asks Python (python/isthmus/units/automatic.py), which sets it. Threads that make calls of groups with weights=delta
+// call it in each gather without tag.
 inline auto& weights_caller = *new std::function<WeightsCaller()>;
 
 // A unit whose weights a call gathers.
@@ -43,7 +43,7 @@ class WeightRecogniser {
   std::vector<std::string> take_gone();
 
  private:
-  std::string name_of(const WeightsCaller& caller);
+  std::string numbered(const std::string& name, uint64_t owner);
 
   const Group& group_;
 

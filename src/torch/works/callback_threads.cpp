@@ -3,83 +3,57 @@
 #include <c10/util/thread_name.h>
 
 #include <system_error>
+#include <thread>
 
 namespace isthmus::torch_backend {
 
-thread_local const CallbackThreads::Completion* CallbackThreads::running_here_ = nullptr;
 thread_local CallbackThreads* CallbackThreads::owner_here_ = nullptr;
+thread_local CallbackThreads::Turn CallbackThreads::turn_here_;
 
 void CallbackThreads::run(int depth, std::function<void()> completion) {
   std::unique_lock lock(mutex_);
-  under_way_.emplace(depth, next_number_);
-  waiting_.push_back({depth, next_number_++, std::move(completion)});
-  if (idle_ >= waiting_.size()) {
-    wakes_.notify_one();
-    return;
-  }
+  const Turn turn{depth, next_number_++};
+  under_way_.insert(turn);
+  lock.unlock();
+  const auto owned = std::make_shared<std::function<void()>>(std::move(completion));
+  const auto run_and_end = [self = shared_from_this(), owned, turn] {
+    (*owned)();
+    *owned = nullptr;  // frees the tensors
+    self->end(turn);
+  };
   try {
-    threads_.emplace_back([this] { run_thread(); });
+    std::thread([self = this, turn, run_and_end] {
+      c10::setThreadName("isthmus_future");
+      owner_here_ = self;
+      turn_here_ = turn;
+      run_and_end();
+    }).detach();
   } catch (const std::system_error&) {  // the process can have no more threads
-    const Completion last = std::move(waiting_.back());
-    waiting_.pop_back();
-    lock.unlock();
-    last.run();
-    end(last);
+    run_and_end();
   }
 }
 
-void CallbackThreads::run_thread() {
-  c10::setThreadName("isthmus_future");
-  owner_here_ = this;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    ++idle_;
-    wakes_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
-    --idle_;
-    if (waiting_.empty()) {
-      return;
-    }
-    {
-      const Completion completion = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      running_here_ = &completion;
-      completion.run();
-      running_here_ = nullptr;
-      end(completion);
-    }  // frees the tensors, without the lock
-    lock.lock();
-  }
-}
-
-void CallbackThreads::end(const Completion& completion) {
+void CallbackThreads::end(const Turn& turn) {
   const std::lock_guard lock(mutex_);
-  under_way_.erase({completion.depth, completion.number});
-  turns_.notify_all();
+  under_way_.erase(turn);
+  ended_.notify_all();
 }
 
 void CallbackThreads::join() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    wakes_.notify_all();
-  }
-  for (std::thread& thread : threads_) {
-    thread.join();
-  }
-  threads_.clear();
+  const size_t own = owner_here_ == this ? 1 : 0;
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return under_way_.size() == own; });
 }
 
-int CallbackThreads::depth_of_calls() { return running_here_ == nullptr ? 0 : running_here_->depth + 1; }
+int CallbackThreads::depth_of_calls() { return owner_here_ == nullptr ? 0 : turn_here_.first + 1; }
 
 void CallbackThreads::await_turn() {
-  if (running_here_ == nullptr) {
-    return;
+  if (owner_here_ != nullptr) {
+    std::unique_lock lock(owner_here_->mutex_);
+    owner_here_->ended_.wait(lock, [] {
+      return *owner_here_->under_way_.lower_bound({turn_here_.first, 0}) == turn_here_;
+    });
   }
-  CallbackThreads& owner = *owner_here_;
-  const auto own = std::pair(running_here_->depth, running_here_->number);
-  std::unique_lock lock(owner.mutex_);
-  owner.turns_.wait(lock, [&] { return *owner.under_way_.lower_bound({own.first, 0}) == own; });
 }
 
 }  // namespace isthmus::torch_backend

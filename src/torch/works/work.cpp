@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "torch/works/signals.h"
+#include "torch/base/interpreter.h"
 
 // Where Works override wait() or synchronize(), they call Work::synchronize(): it takes them out of torch's table of
 // Works that are under way, in which allow_inflight_collective_as_graph_input_ctx() puts what a call returns.
@@ -167,8 +167,8 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
   if (!owner) {
     return work_->wait(timeout);
   }
-  watcher_.handler->wait_begins();
-  const auto ends = c10::make_scope_exit([this] { watcher_.handler->wait_ends(); });
+  watcher_.faults->wait_begins();
+  const auto ends = c10::make_scope_exit([this] { watcher_.faults->wait_ends(); });
   const auto wait = [this](std::chrono::milliseconds part) { return work_->wait(part); };
   try {
     // Gloo closes its connections where a wait for a message ends early.
@@ -180,7 +180,7 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     if (patience_ended || !is_network_failure(error.what())) {
       throw;
     }
-    std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, error.what()));
+    std::rethrow_exception(watcher_.faults->explain(opType_, watcher_.sequence_number, error.what()));
   }
 }
 
@@ -190,12 +190,12 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
   if (!owner) {
     return future;
   }
-  watcher_.handler->wait_begins();
+  watcher_.faults->wait_begins();
   const auto watched = [type = opType_, watcher = watcher_](c10::ivalue::Future& done) {
     const auto alive = watcher.owner.lock();
     const auto ends = c10::make_scope_exit([&] {
       if (alive) {
-        watcher.handler->wait_ends();
+        watcher.faults->wait_ends();
       }
     });
     try {
@@ -204,7 +204,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
       if (!alive || !is_network_failure(error.what())) {
         throw;
       }
-      std::rethrow_exception(watcher.handler->explain(type, watcher.sequence_number, error.what()));
+      std::rethrow_exception(watcher.faults->explain(type, watcher.sequence_number, error.what()));
     }
   };
   return future->then(watched, future->elementType());

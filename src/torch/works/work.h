@@ -5,12 +5,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
-#include "torch/base/own_process.h"
+#include "torch/base/group.h"
+#include "torch/faults/fault_watch.h"
 #include "torch/works/callback_threads.h"
 
 namespace isthmus::torch_backend {
@@ -74,33 +74,6 @@ class CombinedWork final : public c10d::Work {
   c10::IValue outputs_;
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
-
-// Learns when a caller waits for a Work, and explains the Work's failure.
-class FaultHandler {
- public:
-  virtual void wait_begins() = 0;  // throws in a forked child, where nobody may wait
-  virtual void wait_ends() = 0;
-  // Returns the error to throw in place of `error`. Blocks for seconds.
-  virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
-  // Throws the group's failure, or a fault that its GPU has found so far.
-  virtual void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) = 0;
-
- protected:
-  ~FaultHandler() = default;
-};
-
-// Watches a Work, whose collective has this sequence number in its group.
-struct Watcher {
-  // owner: owns the handler; held weakly, as it may be destroyed before the Work.
-  Watcher(uint64_t number, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owning, FaultHandler* handling)
-      : sequence_number(number), owner(owning), handler(handling) {}
-
-  uint64_t sequence_number;
-  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner;
-  FaultHandler* handler;
-};
-
-using WatcherFor = std::function<Watcher(uint64_t sequence_number)>;
 
 // A Work of the world backend whose failure names the ranks that are missing.
 class WatchedWork final : public c10d::Work {

@@ -9,6 +9,10 @@
 
 namespace isthmus {
 
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kMax = std::numeric_limits<float>::max();
+
 enum class Data {
   kHeavyTail,      // Gaussian, one in ten 30 times as large
   kFewDistinct,    // ties everywhere
@@ -58,10 +62,7 @@ inline std::vector<float> make_piece(Data data, int64_t num_elements, uint32_t s
         piece[i] = pick == 0 ? 0.0F : static_cast<float>(random() % 1000) * std::numeric_limits<float>::denorm_min();
         break;
       case Data::kHuge:
-        piece[i] = (pick < 3   ? std::numeric_limits<float>::max()
-                    : pick < 6 ? 1.0F
-                               : 1e-38F) *
-                   (pick % 2 ? 1.0F : -1.0F);
+        piece[i] = (pick < 3 ? kMax : pick < 6 ? 1.0F : 1e-38F) * (pick % 2 ? 1.0F : -1.0F);
         break;
       case Data::kOneLargeBlock:
         piece[i] = normal(random) * (i < num_elements / 50 ? 1000.0F : 1.0F);

@@ -13,11 +13,8 @@
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::World;
 
 constexpr int kSteps = 3;
 constexpr int64_t kChunk = 4096 + 4096 + 708;  // of a rank: two segments, of which the second ends in a part of a group
@@ -61,7 +58,7 @@ Options options_of(const std::map<std::string, std::string>& settings) {
 }
 
 // What a rank has for itself in an all-to-all goes nowhere, and is not encoded.
-test::HookedTransport::Before hash_of_sent(const Transport& tier, Hash& hash) {
+HookedTransport::Before hash_of_sent(const Transport& tier, Hash& hash) {
   return [&hash, rank = tier.rank(), size = tier.size()](const std::string& operation, ConstBuffer in) {
     if (operation != "all_to_all") {
       hash.add(in);
@@ -82,13 +79,13 @@ void record(const NodeMap& map, const Options& options, DataType dtype, Hash& ha
   const auto wrap = [&](int rank, Tiers tiers) {
     for (std::shared_ptr<Transport>* tier : {&tiers.inter, &tiers.gather_inter, &tiers.flat}) {
       if (*tier != nullptr) {
-        *tier = std::make_shared<test::HookedTransport>(*tier, hash_of_sent(**tier, of_rank[rank]), nullptr);
+        *tier = std::make_shared<HookedTransport>(*tier, hash_of_sent(**tier, of_rank[rank]), nullptr);
       }
     }
     return tiers;
   };
-  World world(map, options, test::kTimeout, wrap);
-  test::run_ranks_well(world.size(), [&](int rank) {
+  World world(map, options, kTimeout, wrap);
+  run_ranks_well(world.size(), [&](int rank) {
     for (int step = 0; step < kSteps; ++step) {
       const uint64_t seed = 100 * step + rank;
       const Array whole = gradient(world.size() * kChunk, dtype, seed);
@@ -150,4 +147,4 @@ TEST(Recorded, PacketsAndResultsAreThoseOfTheRecord) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -10,25 +10,13 @@
 #include "isthmus/error.h"
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
-#include "transport/in_process.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::exact_options;
-using test::kFloatingTypes;
-using test::kTimeout;
-using test::lossy_options;
-using test::random_arrays;
-using test::random_inputs;
-using test::run_ranks_well;
-using test::sum_of;
-using test::World;
 
 TEST(Communicator, RefusesUnevenNodes) {
   const NodeMap map = NodeMap::parse("0,1|2", 3);
-  EXPECT_EQ(test::error_of<OptionError>([&] { Communicator(map, 0, {}, Options()); }),
+  EXPECT_EQ(error_of<OptionError>([&] { Communicator(map, 0, {}, Options()); }),
             "nodes 0,1|2: the two-tier paths need equally many ranks on every node");
 }
 
@@ -118,7 +106,6 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
     Array shard(shard_elements, shard_dtype);
     return test::error_of([&] { communicator.reduce_scatter(gradient.view(), shard.buffer(), {unit}); });
   };
-  constexpr DataType kFloat32 = DataType::kFloat32;
   EXPECT_EQ(error_of(9, kFloat32, 2, kFloat32, {"u", 9, kFloat32}),
             "reduce_scatter of 9 elements over 4 ranks into 2: expected 4 chunks of the shard's size");
   EXPECT_EQ(error_of(8, kFloat32, 2, DataType::kFloat64, {"u", 8, kFloat32}),
@@ -187,8 +174,7 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
 }
 
 TEST(Communicator, AllReducesInASingleTierAreExactAndCounted) {
-  Options options = lossy_options();
-  options.tiers = TierMode::kFlat;
+  Options options = flat_options();
   World world(NodeMap::parse("2x2", 4), options);
   constexpr int64_t kChunk = 1000;
   const std::vector<Array> inputs(4, Array(std::vector<double>(4 * kChunk, 3), DataType::kBFloat16));
@@ -224,7 +210,7 @@ TEST(Communicator, UnitsKeepApart) {
 }
 
 TEST(Communicator, SteadyStateTakesNoMoreMemory) {
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     World world(NodeMap({0, 1, 0, 1}), options);
     const auto one_step = [&] {
       for (const int64_t chunk : {1000, 10, 4000}) {
@@ -254,4 +240,4 @@ TEST(UnitKey, HashIsStableAndSeesEveryField) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

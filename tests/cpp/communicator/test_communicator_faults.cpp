@@ -22,37 +22,15 @@
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-using std::chrono::milliseconds;
-using test::Array;
-using test::hook;
-using test::HookedTransport;
-using test::kShortTimeout;
-using test::kTimeout;
-using test::lossy_options;
-using test::Outcome;
-using test::random_inputs;
-using test::random_values;
-using test::run_ranks;
-using test::World;
-
 constexpr int kVictim = 2;
-
-// Does `tamper` to what arrives in an all_to_all.
-HookedTransport::After on_arrival(const std::function<void(Buffer)>& tamper) {
-  return [tamper](const std::string& operation, Buffer arrived) {
-    if (operation == "all_to_all") {
-      tamper(arrived);
-    }
-  };
-}
 
 // Ranks that are not at the same step must not understand each other, and seeds must change from step to step.
 TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
   std::vector<uint64_t> steps;  // in the packets that rank 1 got
-  const auto look = on_arrival([&](Buffer arrived) {
+  const auto look = after("all_to_all", [&](Buffer arrived) {
     PacketHeader header;
     std::memcpy(&header, arrived.data, sizeof(header));
     steps.push_back(header.step);
@@ -110,7 +88,7 @@ TEST(Communicator, RanksOfOneNodeReduceTheSameParameters) {
 
 class EveryCodec : public ::testing::TestWithParam<std::string> {
  protected:
-  static Options options() { return test::options_of_codec(GetParam()); }
+  static Options options() { return options_of_codec(GetParam()); }
 
   static void expect_transport_errors(const std::vector<Outcome>& outcomes, const std::vector<int>& ranks) {
     for (const int rank : ranks) {
@@ -118,12 +96,12 @@ class EveryCodec : public ::testing::TestWithParam<std::string> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::every_codec()),
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(codec_names()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
   // The packet from node 0 comes first; byte 16 is in its step.
-  const auto damage = on_arrival([](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
+  const auto damage = after("all_to_all", [](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
   World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, nullptr, damage));
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
   EXPECT_TRUE(outcomes[kVictim].threw<PacketError>());
@@ -138,23 +116,19 @@ TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
 TEST_P(EveryCodec, PacketsOfOtherNodesAreNotTakenForEachOther) {
   struct Mix {
     const char* complaint;
-    std::function<void(Buffer packets)> mix;
-  };
-  const auto part = [](Buffer packets, int node) {
-    const Buffer packet = packets.part(node, packets.num_elements / 3);
-    return std::pair(packet.as<std::byte>(), packet.as<std::byte>() + packet.num_elements);
+    std::function<void(std::byte* packets, int64_t packet_bytes)> mix;
   };
   const Mix mixes[] = {
       {"packet with sending node 2 where 1 is expected",
-       [&](Buffer packets) {
-         std::swap_ranges(part(packets, 1).first, part(packets, 1).second, part(packets, 2).first);
+       [](std::byte* packets, int64_t bytes) {
+         std::swap_ranges(packets + bytes, packets + 2 * bytes, packets + 2 * bytes);
        }},
       {"packet with sending node 1 where 2 is expected",
-       [&](Buffer packets) { std::copy(part(packets, 1).first, part(packets, 1).second, part(packets, 2).first); }},
+       [](std::byte* packets, int64_t bytes) { std::copy_n(packets + bytes, bytes, packets + 2 * bytes); }},
   };
   for (const Mix& mix : mixes) {
-    const auto wrap = hook(0, &Tiers::inter, nullptr, on_arrival(mix.mix));
-    World world(NodeMap::parse("3x1", 3), options(), kTimeout, wrap);
+    const auto arrive = after("all_to_all", [&](Buffer out) { mix.mix(out.as<std::byte>(), out.num_elements / 3); });
+    World world(NodeMap::parse("3x1", 3), options(), kTimeout, hook(0, &Tiers::inter, nullptr, arrive));
     const std::vector<Outcome> outcomes = run_ranks(3, [&](int rank) { reduce_twice(*world.ranks[rank]); });
     EXPECT_TRUE(outcomes[0].threw<PacketError>());
     EXPECT_NE(outcomes[0].text.find(mix.complaint), std::string::npos) << outcomes[0].text;
@@ -223,15 +197,8 @@ constexpr Phase kPhases[] = {{"intra reduce-scatter", &Tiers::intra, "reduce_sca
 TEST_P(EveryCodec, ARankThatFailsInAnyPhaseMakesAllFail) {
   for (const Phase& phase : kPhases) {
     SCOPED_TRACE(phase.name);
-    const auto wrap = hook(
-        kVictim, phase.tier,
-        [phase](const std::string& operation, ConstBuffer) {
-          if (operation == phase.operation) {
-            throw std::runtime_error("the cable was pulled");
-          }
-        },
-        nullptr);
-    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+    const auto fail = before(phase.operation, [](ConstBuffer) { throw std::runtime_error("the cable was pulled"); });
+    World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, phase.tier, fail, nullptr));
     const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
     EXPECT_EQ(outcomes[kVictim].text, "the cable was pulled");
     EXPECT_STREQ(world.ranks[kVictim]->phase(), phase.name);
@@ -243,15 +210,8 @@ TEST_P(EveryCodec, ARankThatFailsInAnyPhaseMakesAllFail) {
 // The owner sends a packet that is damaged already: nobody may take it for a result.
 TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
   for (const int64_t byte : {16, 100}) {  // in its step; in its values or its index
-    const auto wrap = hook(
-        kVictim, &Tiers::inter,
-        [byte](const std::string& operation, ConstBuffer in) {
-          if (operation == "all_gather") {
-            static_cast<std::byte*>(const_cast<void*>(in.data))[byte] ^= std::byte{1};
-          }
-        },
-        nullptr);
-    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+    const auto damage = before("all_gather", [byte](ConstBuffer in) { bytes_of(in)[byte] ^= std::byte{1}; });
+    World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, damage, nullptr));
     const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
     for (int rank = 0; rank < 4; ++rank) {
       EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << "rank " << rank << ": " << outcomes[rank].text;
@@ -262,14 +222,11 @@ TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
 
 // Rank 2 is of node 1: it takes the results of node 0 for its own node's, too.
 TEST_P(EveryCodec, AResultOfAnotherNodeIsRefused) {
-  const auto wrap = hook(kVictim, &Tiers::inter, nullptr, [](const std::string& operation, Buffer out) {
-    if (operation == "all_gather") {
-      const Buffer first = out.part(0, out.num_elements / 2);
-      std::copy(first.as<std::byte>(), first.as<std::byte>() + first.num_elements,
-                out.part(1, first.num_elements).as<std::byte>());
-    }
+  const auto mix = after("all_gather", [](Buffer out) {
+    const int64_t half = out.num_elements / 2;
+    std::copy_n(out.as<std::byte>(), half, out.as<std::byte>() + half);
   });
-  World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+  World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, nullptr, mix));
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
   for (const int rank : {2, 3}) {  // who gathers from it, and from whom it gathers
     EXPECT_NE(outcomes[rank].text.find("packet with sending node 0 where 1 is expected"), std::string::npos)
@@ -286,7 +243,7 @@ TEST_P(EveryCodec, APieceIsNoResult) {
       piece.assign(packet.as<std::byte>(), packet.as<std::byte>() + packet.num_elements);
     } else if (operation == "all_gather") {
       ASSERT_EQ(static_cast<int64_t>(piece.size()), in.num_elements);
-      std::copy(piece.begin(), piece.end(), static_cast<std::byte*>(const_cast<void*>(in.data)));
+      std::copy(piece.begin(), piece.end(), bytes_of(in));
     }
   };
   World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, keep, nullptr));
@@ -333,4 +290,4 @@ TEST(SideBySide, AbandonsWhatDoesNotEnd) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -1,24 +1,15 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::lossy_options;
-using test::random_arrays;
-using test::random_inputs;
-using test::sum_of;
-using test::World;
 
 Options quant_options(int64_t bits, ErrorFeedback error_feedback) {
   Options options = lossy_options();
@@ -26,16 +17,6 @@ Options quant_options(int64_t bits, ErrorFeedback error_feedback) {
   options.bits = bits;
   options.error_feedback = error_feedback;
   return options;
-}
-
-double relative_error(const std::vector<double>& values, const std::vector<double>& expected) {
-  double error = 0;
-  double energy = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    error += (values[i] - expected[i]) * (values[i] - expected[i]);
-    energy += expected[i] * expected[i];
-  }
-  return error / energy;
 }
 
 constexpr int64_t kChunk = 5000;  // whole groups, and a tail
@@ -48,7 +29,7 @@ TEST(CommunicatorQuant, NonFiniteGroupsReachEveryRank) {
   inputs[0].buffer().as<float>()[5] = inputs[3].buffer().as<float>()[2999] = kInfinity;  // a group; in a tail
   for (int step = 0; step < 2; ++step) {
     const std::vector<Array> results = world.all_reduce(inputs, 1, {});
-    test::expect_equal_bits(results);
+    expect_equal_bits(results);
     const std::vector<double> values = results[0].values();
     for (size_t i = 0; i < values.size(); ++i) {
       ASSERT_EQ(std::isfinite(values[i]), step == 1 || (i >= 128 && i != 2999)) << "element " << i;
@@ -71,13 +52,13 @@ TEST(CommunicatorQuant, ErrorsOfNodesCancel) {
   double error = 0;
   for (int step = 0; step < kSteps; ++step) {
     const std::vector<double> result = world.reduce_scatter(equal, 1, {});
-    error += relative_error(result, sum) / kSteps;
+    error += relative_error(sum, result) / kSteps;
     for (size_t i = 0; i < mean.size(); ++i) {
       mean[i] += result[i] / kSteps;
     }
   }
   EXPECT_NEAR(error, expected, .02 * expected);
-  EXPECT_NEAR(relative_error(mean, sum), expected / kSteps, .04 * expected / kSteps) << "a bias adds its square";
+  EXPECT_NEAR(relative_error(sum, mean), expected / kSteps, .04 * expected / kSteps) << "a bias adds its square";
 }
 
 // A parameter that is copied for tensor parallelism is reduced in one group for each copy: other ranks of the job, at
@@ -105,4 +86,4 @@ TEST(CommunicatorQuant, CopiesInOtherGroupsGetTheSameBits) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

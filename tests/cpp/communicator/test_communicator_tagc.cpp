@@ -7,23 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::expect_equal_bits;
-using test::lossy_options;
-using test::random_arrays;
-using test::random_inputs;
-using test::random_values;
-using test::sum_of;
-using test::sum_of_magnitudes;
-using test::unit_roundoff;
-using test::World;
 
 // Gradients for a few steps, then zeros until the residuals have drained: what came out is what went in.
 void expect_conservation(const NodeMap& map, const Options& options, DataType dtype, int64_t chunk) {
@@ -73,14 +62,10 @@ TEST(CommunicatorTagc, KeptBackElementsAreSentLater) {
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kBFloat16, 3000);
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kFloat16, 3000);
   // With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
-  for (const int64_t index_bits : {1, 4}) {
-    Options options = lossy_options();
-    options.tiers = TierMode::kFlat;
-    options.index_bits = index_bits;
-    options.sparsity = 0.98;
-    options.ratio = 1;
-    expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 8000);
-  }
+  Options options = flat_options();
+  options.sparsity = 0.98;
+  options.ratio = 1;
+  expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 8000);
 }
 
 TEST(CommunicatorTagc, TheOwnPieceIsExact) {
@@ -99,12 +84,11 @@ TEST(CommunicatorTagc, TheOwnPieceIsExact) {
 
 TEST(CommunicatorTagc, FlatPayloadIsIndexAndSketchAroundTheRing) {
   constexpr int64_t kChunk = 4097;
-  Options options = lossy_options();
-  options.tiers = TierMode::kFlat;
+  Options options = flat_options();
   const NodeMap map = NodeMap::parse("2x2", 4);
   World world(map, options);
   world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, {});
-  const TagcFlatOnHost codec(options, 4);
+  const TagcFlatOnHost codec(options);
   // Multiples of 8: the ring's parts are equal.
   const int64_t index = 2 * 3 * codec.index_bytes(kChunk);
   const int64_t sketch = 3 * codec.sketch_elements(kChunk) * 4;
@@ -228,4 +212,4 @@ TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

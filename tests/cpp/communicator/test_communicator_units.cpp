@@ -1,26 +1,19 @@
-// What the communicator does for each unit beside summing: own pieces, stages, residuals that leave, errors.
+// What the communicator does for each unit beside summing: own pieces, stages, residuals that leave, errors, and
+// what it says where there is no memory.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::exact_options;
-using test::lossy_options;
-using test::random_inputs;
-using test::sum_of;
-using test::sum_of_magnitudes;
-using test::unit_roundoff;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 
 Options tagc_options(double sparsity) {
   Options options = lossy_options();
@@ -69,7 +62,7 @@ TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
 // What keeps residuals that hold all that was not sent.
 std::vector<Options> options_with_residuals() {
   std::vector<Options> all = {tagc_options(.9)};
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     if (options.codec != "tagc" && make_codec(options.codec, options, kFloat32, 1)->keeps_residual()) {
       all.push_back(options);
     }
@@ -119,20 +112,27 @@ void expect_errors_are_what_residuals_hold(Options options) {
   options.error_interval = 2;
   options.segments = 2;
   World world(NodeMap::parse("2x1", 2), options);
-  double given = 0;
-  double dropped = 0;
   std::vector<double> residual(5000);
-  for (int step = 0; step < 4; ++step) {
-    const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 20 + step);
+  // One more step of rank 0's piece for the other node: squares of what is given, and of what its residual then holds.
+  const auto squares_of_step = [&](uint64_t seed) {
+    const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, seed);
     world.reduce_scatter(inputs, 1, {});
     const float* left = world.ranks[0]->units().states()[0].residual.as<float>();
-    const std::vector<double> given_values = inputs[0].values();
+    const std::vector<double> gradient = inputs[0].values();
+    std::pair<double, double> squares;
     for (size_t i = 0; i < residual.size(); ++i) {
-      const double value = residual[i] + given_values[5000 + i];
+      squares.first += std::pow(residual[i] + gradient[5000 + i], 2);
       residual[i] = left[i];
-      given += step % 2 == 0 ? value * value : 0;
-      dropped += step % 2 == 0 ? residual[i] * residual[i] : 0;
+      squares.second += residual[i] * residual[i];
     }
+    return squares;
+  };
+  double given = 0;
+  double dropped = 0;
+  for (int step = 0; step < 4; ++step) {
+    const auto [given_now, dropped_now] = squares_of_step(20 + step);
+    given += step % 2 == 0 ? given_now : 0;
+    dropped += step % 2 == 0 ? dropped_now : 0;
   }
   const UnitStats unit = only_unit(*world.ranks[0]);
   EXPECT_NEAR(unit.given_squares, given, 1e-5 * given);
@@ -140,16 +140,9 @@ void expect_errors_are_what_residuals_hold(Options options) {
   EXPECT_GT(dropped, .005 * given);
   world.ranks[0]->reset_stats();
   EXPECT_TRUE(world.ranks[0]->stats().units.empty());
-  const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 30);
-  world.reduce_scatter(inputs, 1, {});
+  const double given_again = squares_of_step(30).first;
   const UnitStats again = only_unit(*world.ranks[0]);
   EXPECT_EQ(again.calls, 1);
-  const std::vector<double> given_values = inputs[0].values();
-  double given_again = 0;
-  for (size_t i = 0; i < residual.size(); ++i) {
-    const double value = residual[i] + given_values[5000 + i];
-    given_again += value * value;
-  }
   EXPECT_NEAR(again.given_squares, given_again, 1e-5 * given_again);
 }
 
@@ -186,11 +179,63 @@ TEST(CommunicatorUnits, StatisticsNameCodecSettingsAndBits) {
 }
 
 TEST(CommunicatorUnits, ASingleTierIsForTagc) {
-  Options options = lossy_options();
-  options.tiers = TierMode::kFlat;
+  Options options = flat_options();
   options.codec = "quant";
   EXPECT_THROW(World(NodeMap::parse("2x1", 2), options), OptionError);
 }
 
+// More than any address space holds; nothing of the gradient is read before its residual is there.
+TEST(UnitMemory, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
+  constexpr int64_t kElements = int64_t{1} << 56;
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    World world(NodeMap::parse("2x2", 4), lossy_options());
+    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+      const UnitKey key{"embedding", kElements, kFloat32, collective};
+      float nothing = 0;
+      const Buffer gradient{&nothing, kElements, kFloat32};
+      if (collective == Collective::kAllReduce) {
+        world.ranks[rank]->all_reduce(gradient, {key});
+      } else {
+        world.ranks[rank]->reduce_scatter(gradient, gradient.part(0, kElements / 4), {key});
+      }
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(outcomes[rank].threw<Error>());
+      EXPECT_EQ(outcomes[rank].text, "unit \"embedding\": no memory for a residual of 72057594037927936 bytes");
+      EXPECT_STREQ(world.ranks[rank]->phase(), "unit look-up");
+      EXPECT_EQ(world.ranks[rank]->stats().residual_bytes, 0);
+    }
+  }
+}
+
+// One rank alone has no memory: the others must not wait for it.
+TEST(UnitMemory, OneRankWithoutMemoryFailsTheOthers) {
+  World world(NodeMap::parse("2x2", 4), lossy_options());
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+    const int64_t elements = rank == 2 ? int64_t{1} << 56 : 4000;
+    std::vector<float> values(4000);
+    world.ranks[rank]->all_reduce({values.data(), elements, kFloat32},
+                                  {{"u", elements, kFloat32, Collective::kAllReduce}});
+  });
+  EXPECT_TRUE(outcomes[2].threw<Error>()) << outcomes[2].text;
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << outcomes[rank].text;
+  }
+}
+
+TEST(UnitMemory, BuffersWithoutMemoryAreNamed) {
+  World world(NodeMap::parse("2x2", 4), exact_options());
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+    constexpr int64_t kElements = int64_t{1} << 56;
+    float nothing = 0;
+    world.ranks[rank]->reduce_scatter({&nothing, kElements, kFloat32}, {&nothing, kElements / 4, kFloat32},
+                                      {{"u", kElements, kFloat32}});
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.threw<Error>());
+    EXPECT_EQ(outcome.text, "no memory for phase \"intra reduce-scatter\" of reduce_scatter");
+  }
+}
+
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -7,20 +7,8 @@
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::exact_options;
-using test::exact_path_bound;
-using test::expect_equal_bits;
-using test::kFloatingTypes;
-using test::random_arrays;
-using test::random_inputs;
-using test::run_ranks_well;
-using test::sum_of;
-using test::sum_of_magnitudes;
-using test::World;
 
 std::vector<NodeMap> all_maps() {
   return {NodeMap::parse("1x1", 1),
@@ -40,7 +28,7 @@ std::vector<int64_t> difficult_sizes(int64_t world_size) {
 }
 
 class EveryMap : public ::testing::TestWithParam<NodeMap> {};
-INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_maps()), test::name_of_map);
+INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_maps()), name_of_map);
 
 // Small integers are summed without rounding: one misplaced element shows.
 TEST_P(EveryMap, SumsOfSmallIntegersAreExact) {
@@ -101,7 +89,7 @@ TEST_P(EveryMap, SumsStayWithinTheirBoundOfTheFloat64Sum) {
 }
 
 TEST_P(EveryMap, LossyResultsHaveEqualBitsOnAllRanksInEveryStep) {
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     World world(GetParam(), options);
     for (int step = 0; step < 3; ++step) {
       for (const DataType dtype : kFloatingTypes) {
@@ -164,8 +152,8 @@ TEST_P(EveryMap, PayloadIsWhatTheFormulasSay) {
     EXPECT_EQ(stats.calls, 1);
     EXPECT_EQ(stats.packed_calls, is_packed ? 1 : 0);
   };
-  for (const std::string& codec : test::every_codec()) {
-    const Options options = test::options_of_codec(codec);
+  for (const std::string& codec : codec_names()) {
+    const Options options = options_of_codec(codec);
     World world(GetParam(), options);
     for (const DataType dtype : kFloatingTypes) {
       for (const int64_t elements : {33 * size, 33 * size - 1}) {
@@ -194,4 +182,4 @@ TEST_P(EveryMap, PayloadIsWhatTheFormulasSay) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

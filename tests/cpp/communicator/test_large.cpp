@@ -8,7 +8,6 @@
 #include <fstream>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/aligned_memory.h"
 #include "isthmus/codec.h"

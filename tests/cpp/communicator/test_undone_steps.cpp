@@ -12,15 +12,8 @@
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::lossy_options;
-using test::random_arrays;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 
 // A copy of a unit's state on one rank.
 struct State {
@@ -49,9 +42,7 @@ void expect_undone_leaves_no_trace(const Options& options) {
   World plain(map, options);
   World undone(map, options);
   const auto begin = [](World& world, uint64_t step) {
-    for (const auto& communicator : world.ranks) {
-      communicator->units().begin_step(step);
-    }
+    world.on_units([&](UnitStates& units) { units.begin_step(step); });
   };
   const auto reduce = [](World& world, uint64_t seed, double scale) {
     return world.all_reduce(random_arrays(4, 4001, kFloat32, seed), scale, {});
@@ -65,9 +56,7 @@ void expect_undone_leaves_no_trace(const Options& options) {
   reduce(undone, 2, 0.25);
   EXPECT_NE(states_of(undone)[0][0].residual, before[0][0].residual);
   undone.all_reduce(random_arrays(4, 4001, kFloat32, 3), 1, {}, "new");
-  for (const auto& communicator : undone.ranks) {
-    communicator->units().undo_step();
-  }
+  undone.on_units([](UnitStates& units) { units.undo_step(); });
   const std::vector<States> after = states_of(undone);
   for (int rank = 0; rank < 4; ++rank) {
     ASSERT_EQ(after[rank].size(), 2u);
@@ -92,14 +81,14 @@ void expect_undone_leaves_no_trace(const Options& options) {
 
 TEST(UndoneSteps, AStepThatIsUndoneLeavesNoTrace) {
   expect_undone_leaves_no_trace(lossy_options());
-  Options quant = test::options_of_codec("quant");
+  Options quant = options_of_codec("quant");
   quant.error_feedback = ErrorFeedback::kOn;
   expect_undone_leaves_no_trace(quant);
 }
 
 // Without numbers of steps: seeds are taken back, too. A second undoing changes nothing.
 TEST(UndoneSteps, AStepThatIsSkippedLeavesNoTrace) {
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     SCOPED_TRACE(options.to_string());
     const NodeMap map = NodeMap::parse("2x2", 4);
     World plain(map, options);
@@ -111,15 +100,11 @@ TEST(UndoneSteps, AStepThatIsSkippedLeavesNoTrace) {
     };
     reduce(plain, 1);
     reduce(skipping, 1);
-    for (const auto& communicator : skipping.ranks) {
-      communicator->units().begin_step(std::nullopt);
-    }
+    skipping.on_units([](UnitStates& units) { units.begin_step(std::nullopt); });
     for (const uint64_t skipped : {10, 11}) {
       reduce(skipping, skipped);
       reduce(skipping, skipped);
-      for (const auto& communicator : skipping.ranks) {
-        EXPECT_EQ(communicator->units().skip_step(), 0);
-      }
+      skipping.on_units([](UnitStates& units) { EXPECT_EQ(units.skip_step(), 0); });
     }
     EXPECT_EQ(skipping.ranks[0]->stats().skipped_steps, 2);
     const std::vector<Array> expected = reduce(plain, 2);
@@ -142,20 +127,15 @@ TEST(UndoneSteps, OnlyUnitsOfTheseOwnersAreUndone) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const auto reduce = [&](uint64_t seed) {
     for (const uint64_t owner : {1, 2}) {
-      std::vector<Array> data = random_arrays(2, 2000, kFloat32, seed);
-      test::run_ranks_well(2, [&](int rank) {
-        const UnitKey key = {.name = owner == 1 ? "undone" : "stays",
-                             .num_elements = 2000,
-                             .collective = Collective::kAllReduce,
-                             .owner = owner};
-        world.ranks[rank]->all_reduce(data[rank].buffer(), {key});
-      });
+      const UnitKey key = {.name = owner == 1 ? "undone" : "stays",
+                           .num_elements = 2000,
+                           .collective = Collective::kAllReduce,
+                           .owner = owner};
+      world.all_reduce(random_arrays(2, 2000, kFloat32, seed), {key});
     }
   };
   reduce(1);
-  for (const auto& communicator : world.ranks) {
-    communicator->units().begin_step(std::nullopt, std::set<uint64_t>{1});
-  }
+  world.on_units([](UnitStates& units) { units.begin_step(std::nullopt, std::set<uint64_t>{1}); });
   const States before = states_of(world)[0];
   reduce(2);
   const States done = states_of(world)[0];
@@ -176,7 +156,7 @@ double growth(World& world, uint64_t seed, double factor) {
   const auto norm = [](const std::vector<double>& values) {
     return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
   };
-  const double exact = norm(test::sum_of(inputs));
+  const double exact = norm(sum_of(inputs));
   return std::max(norm(world.all_reduce(inputs, 1, {})[0].values()), norm(world.reduce_scatter(inputs, 1, {}))) / exact;
 }
 
@@ -190,11 +170,8 @@ int64_t spikes(const World& world) {
 
 // Nobody says that a step was thrown away. A second spike after the first is one, too.
 TEST(Spikes, NothingOfThemComesInTheNextStep) {
-  Options flat = lossy_options();
-  flat.tiers = TierMode::kFlat;
-  flat.ratio = 2;
-  std::vector<Options> all = test::every_lossy_options();
-  all.push_back(flat);
+  std::vector<Options> all = every_lossy_options_of_both_tiers();
+  all.back().ratio = 2;
   for (const Options& options : all) {
     SCOPED_TRACE(options.to_string());
     World world(NodeMap::parse("2x2", 4), options);
@@ -214,7 +191,7 @@ TEST(Spikes, NothingOfThemComesInTheNextStep) {
 
 // The largest number there is: its square, and so a later norm, would be Inf.
 TEST(Spikes, OneElementIsEnough) {
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     SCOPED_TRACE(options.to_string());
     World world(NodeMap::parse("2x2", 4), options);
     for (const uint64_t seed : {1, 2}) {
@@ -232,7 +209,7 @@ TEST(Spikes, OneElementIsEnough) {
 
 // Gradients that grow, that fall, and that are nothing for a while are no spikes.
 TEST(Spikes, OrdinaryStepsAreNone) {
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     World world(NodeMap::parse("2x2", 4), options);
     uint64_t seed = 0;
     for (const double factor :
@@ -249,13 +226,9 @@ TEST(UndoneSteps, ARankWithoutUnitsCountsFromTheStepThatAllBegin) {
     world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {});
   }
   world.ranks[1]->units().clear();
-  for (const auto& communicator : world.ranks) {
-    communicator->units().begin_step(40);
-  }
-  test::expect_equal_bits(world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {}));
-  for (const auto& communicator : world.ranks) {
-    EXPECT_EQ(communicator->units().states().at(0).step, 41u);
-  }
+  world.on_units([](UnitStates& units) { units.begin_step(40); });
+  expect_equal_bits(world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {}));
+  world.on_units([](UnitStates& units) { EXPECT_EQ(units.states().at(0).step, 41u); });
 }
 
 TEST(UndoneSteps, TheDenseStartCountsTheLowBitsOfTheStep) {
@@ -264,9 +237,7 @@ TEST(UndoneSteps, TheDenseStartCountsTheLowBitsOfTheStep) {
   World world(NodeMap::parse("2x1", 2), options);
   constexpr uint64_t kQuorum = uint64_t{3} << UnitStates::kStepBits;
   for (const uint64_t step : {kQuorum + 1, kQuorum + 2}) {
-    for (const auto& communicator : world.ranks) {
-      communicator->units().begin_step(step);
-    }
+    world.on_units([&](UnitStates& units) { units.begin_step(step); });
     world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {});
   }
   EXPECT_EQ(world.ranks[0]->stats().exact_calls.at(Reason::kDenseStart), 1);
@@ -274,4 +245,4 @@ TEST(UndoneSteps, TheDenseStartCountsTheLowBitsOfTheStep) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -13,15 +13,9 @@
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-using test::Array;
-using test::lossy_options;
-using test::run_ranks_well;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 constexpr int64_t kElements[] = {301, 301, 64, 1000, 7};  // of each parameter in a row
 
 using Set = std::vector<int>;
@@ -60,27 +54,14 @@ class Unit {
       }
       inputs.emplace_back(values, kFloat32);
     }
-    add(test::sum_of(inputs), *sections, given);
+    add(sum_of(inputs), *sections, given);
     arrived_now.clear();
     if (in_rows) {
-      std::vector<Array> shards(static_cast<size_t>(world_.size()), Array(sections->row_elements(), kFloat32));
-      run_ranks_well(world_.size(), [&](int rank) {
-        world_.ranks[rank]->reduce_scatter(inputs[rank].view(), shards[rank].buffer(), {key, 1, why_exact});
-      });
-      std::vector<double> whole;
-      for (const Array& shard : shards) {
-        const std::vector<double> values = shard.values();
-        whole.insert(whole.end(), values.begin(), values.end());
-      }
-      add(whole, *sections, arrived_now);
+      add(world_.reduce_scatter(inputs, {key, 1, why_exact}), *sections, arrived_now);
     } else {
-      run_ranks_well(world_.size(), [&](int rank) {
-        world_.ranks[rank]->all_reduce(inputs[rank].buffer(), {key, 1, why_exact});
-      });
-      for (const Array& result : inputs) {
-        ASSERT_EQ(result.values(), inputs[0].values());
-      }
-      add(inputs[0].values(), *sections, arrived_now);
+      const std::vector<Array> results = world_.all_reduce(inputs, {key, 1, why_exact});
+      expect_equal_bits(results);
+      add(results[0].values(), *sections, arrived_now);
     }
     for (const auto& [parameter, values] : arrived_now) {
       std::vector<double>& sum = arrived[parameter];
@@ -185,7 +166,7 @@ TEST(Units, GiveUpTheirPlaceInTheOrderOfReductions) {
   World world(NodeMap::parse("2x1", 2), options);
   const auto reduce = [&](const std::string& unit, int times) {
     for (int i = 0; i < times; ++i) {
-      world.reduce_scatter(test::random_arrays(2, 2000, kFloat32), 1, {}, unit);
+      world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, {}, unit);
     }
   };
   reduce("a", 1);
@@ -213,13 +194,7 @@ TEST(Units, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
   for (const char* const map : {"2x2", "0,2|1,3"}) {
     World world(NodeMap::parse(map, 4), options);
     const auto reduce = [&](const std::string& name, uint64_t owner) {
-      const std::vector<Array> inputs = test::random_arrays(4, 2000, kFloat32);
-      run_ranks_well(4, [&](int rank) {
-        Array shard(500, kFloat32);
-        UnitKey key{name, 2000, kFloat32};
-        key.owner = owner;
-        world.ranks[rank]->reduce_scatter(inputs[rank].view(), shard.buffer(), {key});
-      });
+      world.reduce_scatter(random_arrays(4, 2000, kFloat32), {{.name = name, .num_elements = 2000, .owner = owner}});
     };
     const auto expect = [&](int64_t compressed, int64_t exact, int64_t num_units) {
       for (const auto& rank : world.ranks) {
@@ -232,9 +207,7 @@ TEST(Units, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
     };
     reduce("a", 1);
     reduce("b", 2);
-    for (const auto& rank : world.ranks) {
-      rank->units().forget({1});
-    }
+    world.on_units([](UnitStates& units) { units.forget({1}); });
     reduce("c", 3);
     expect(3, 0, 2);
     for (const int rank : {0, 1, 2}) {
@@ -250,13 +223,7 @@ TEST(Units, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
 TEST(Units, OwnersAreScaledClearedAndForgottenByThemselves) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const auto reduce = [&](const std::string& name, uint64_t owner) {
-    std::vector<Array> inputs = test::random_arrays(2, 2000, kFloat32);
-    run_ranks_well(2, [&](int rank) {
-      Array shard(1000, kFloat32);
-      UnitKey key{name, 2000, kFloat32};
-      key.owner = owner;
-      world.ranks[rank]->reduce_scatter(inputs[rank].view(), shard.buffer(), {key});
-    });
+    world.reduce_scatter(random_arrays(2, 2000, kFloat32), {{.name = name, .num_elements = 2000, .owner = owner}});
   };
   UnitStates& units = world.ranks[0]->units();
   const auto values_of = [&](size_t index) {
@@ -282,4 +249,4 @@ TEST(Units, OwnersAreScaledClearedAndForgottenByThemselves) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -1,8 +1,6 @@
 // What a communicator keeps of units between collectives: saved, loaded, scaled, counted.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -13,17 +11,9 @@
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-using test::Array;
-using test::exact_options;
-using test::lossy_options;
-using test::random_arrays;
-using test::run_ranks;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -67,28 +57,23 @@ void load(const Checkpoint& checkpoint, World& world) {
 }
 
 // Two units of each collective; everything that all ranks got, in bits.
-std::vector<std::byte> train_one_step(World& world, int step) {
-  std::vector<std::byte> bits;
-  const auto add = [&](const std::vector<std::byte>& more) { bits.insert(bits.end(), more.begin(), more.end()); };
+Bytes train_one_step(World& world, int step) {
+  Bytes bits;
+  const auto add = [&](const Array& more) { bits.insert(bits.end(), more.bytes().begin(), more.bytes().end()); };
   for (const char* unit : {"a", "b"}) {
     const uint64_t seed = 10 * static_cast<uint64_t>(step) + static_cast<uint64_t>(unit[0]);
     const std::vector<Array> inputs = random_arrays(world.size(), 4001, DataType::kBFloat16, seed);
     for (const Array& result : world.all_reduce(inputs, 0.25, {}, unit)) {
-      add(result.bytes());
+      add(result);
     }
     const std::vector<Array> gradients = random_arrays(world.size(), 1000 * world.size(), kFloat32, seed);
-    const std::vector<double> shards = world.reduce_scatter(gradients, 0.25, {}, unit);
-    const auto* bytes = reinterpret_cast<const std::byte*>(shards.data());
-    add({bytes, bytes + shards.size() * sizeof(double)});
+    add({world.reduce_scatter(gradients, 0.25, {}, unit), DataType::kFloat64});
   }
   return bits;
 }
 
 TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
-  std::vector<Options> cases = test::every_lossy_options();
-  cases.push_back(lossy_options());
-  cases.back().tiers = TierMode::kFlat;
-  for (const Options& options : cases) {
+  for (const Options& options : every_lossy_options_of_both_tiers()) {
     for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3), NodeMap({0, 1, 0, 1})}) {
       World uninterrupted(map, options);
       for (int step = 0; step < 3; ++step) {
@@ -99,7 +84,7 @@ TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
       World forgetful(map, options);
       bool state_matters = false;  // of quant: the step, from which rotations are drawn
       for (int step = 3; step < 6; ++step) {
-        const std::vector<std::byte> expected = train_one_step(uninterrupted, step);
+        const Bytes expected = train_one_step(uninterrupted, step);
         EXPECT_TRUE(train_one_step(resumed, step) == expected)
             << options.to_string() << ", " << map.to_string() << ", step " << step;
         state_matters = train_one_step(forgetful, step) != expected || state_matters;
@@ -147,10 +132,7 @@ TEST(UnitState, HoldsWhatTheContractSays) {
 TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   for (const uint64_t layout : {1, 2, 1}) {
-    test::run_ranks_well(2, [&](int rank) {
-      Array data(500, kFloat32);
-      world.ranks[rank]->all_reduce(data.buffer(), {{"u", 500, kFloat32, Collective::kAllReduce, layout}});
-    });
+    world.all_reduce(std::vector(2, Array(500, kFloat32)), {{"u", 500, kFloat32, Collective::kAllReduce, layout}});
   }
   const std::vector<UnitState> states = world.ranks[0]->units().states();
   ASSERT_EQ(states.size(), 2u);
@@ -250,8 +232,7 @@ TEST(UnitState, GroupsThatHaveNoPlaceForResiduals) {
   World one_node(NodeMap::parse("1x4", 4), lossy_options());
   EXPECT_NE(error_of(*one_node.ranks[0], state(key, 100)), "");
   EXPECT_EQ(error_of(*one_node.ranks[0], state(key, 0)), "");
-  Options options = lossy_options();
-  options.tiers = TierMode::kFlat;
+  Options options = flat_options();
   World flat(NodeMap::parse("2x2", 4), options);
   EXPECT_NE(error_of(*flat.ranks[0], state(key, 100)), "") << "all-reduces are exact there";
   EXPECT_EQ(error_of(*flat.ranks[0], state({"u", 400, kFloat32}, 400)), "");
@@ -290,9 +271,9 @@ TEST(UnitState, AnExactReductionTakesTheResidualAlongOnce) {
 TEST(UnitState, ALoadedResidualFollowsTheScaleOfTheNextReduction) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const std::vector<float> ones(1, 1);
-  for (const auto& communicator : world.ranks) {
-    communicator->units().load({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
-  }
+  world.on_units([&](UnitStates& units) {
+    units.load({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
+  });
   const std::vector<Array> zeros(2, Array(2, kFloat32));
   EXPECT_EQ(world.reduce_scatter(zeros, 0.5, {}), (std::vector<double>{0.25, 0.25}));
   EXPECT_EQ(world.ranks[0]->units().states().at(0).step, 6u);
@@ -303,9 +284,7 @@ TEST(UnitState, ScaleResidualsMultipliesBoth) {
   world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {}, "a");
   world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, {}, "b");
   const Checkpoint before = save(world);
-  for (const auto& communicator : world.ranks) {
-    communicator->units().scale_residuals(0.5);
-  }
+  world.on_units([](UnitStates& units) { units.scale_residuals(0.5); });
   const Checkpoint after = save(world);
   const auto half = [](std::vector<float> values) {
     for (float& value : values) {
@@ -340,4 +319,4 @@ TEST(UnitState, NoFactorMakesAResidualInfinite) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

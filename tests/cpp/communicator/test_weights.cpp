@@ -8,22 +8,13 @@
 #include <tuple>
 #include <vector>
 
-#include "codec/weights/weight_packet.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/weight_world.h"
 #include "tests/cpp/support/weights.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::delta_options;
-using test::key_of;
-using test::name_of_place;
-using test::Place;
-using test::Weights;
-using test::WeightWorld;
 
 constexpr Place kPlaces[] = {Place::kCpu, Place::kGpu};
 
@@ -32,15 +23,15 @@ class EveryMap : public testing::TestWithParam<std::tuple<NodeMap, Place>> {
   WeightWorld world_{std::get<1>(GetParam()), std::get<0>(GetParam())};
 };
 INSTANTIATE_TEST_SUITE_P(
-    Maps, EveryMap, testing::Combine(testing::ValuesIn(test::maps_of_weights()), testing::ValuesIn(kPlaces)),
+    Maps, EveryMap, testing::Combine(testing::ValuesIn(maps_of_weights()), testing::ValuesIn(kPlaces)),
     [](const auto& parameter) {
-      return test::name_of_map({std::get<0>(parameter.param), 0}) + "_" + name_of_place(std::get<1>(parameter.param));
+      return name_of_map({std::get<0>(parameter.param), 0}) + "_" + name_of_place(std::get<1>(parameter.param));
     });
 
 TEST_P(EveryMap, GathersHaveTheBitsOfPlainOnes) {
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
-    test::move_and_gather(world_.size(), dtype,
-                          [&](const Array& whole, const std::string& unit) { world_.gather(whole, unit); });
+    move_and_gather(world_.size(), dtype,
+                    [&](const Array& whole, const std::string& unit) { world_.gather(whole, unit); });
   }
 }
 
@@ -55,11 +46,8 @@ TEST_P(EveryMap, PayloadIsHeadersAndPackets) {
   const Array after = weights.array();
   const std::vector<int64_t> sent = world_.gather(after);
   for (int rank = 0; rank < world_.size(); ++rank) {
-    const ConstBuffer shard = after.view().part(rank, 5000);
-    std::vector<std::byte> packet(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes);
-    const int64_t bytes = WeightPackets().encode(before.view().part(rank, 5000), shard,
-                                                 {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
-    EXPECT_EQ(sent[rank], (64 + bytes) * others);
+    const size_t bytes = packet_of(before.view().part(rank, 5000), after.view().part(rank, 5000)).size();
+    EXPECT_EQ(sent[rank], (64 + static_cast<int64_t>(bytes)) * others);
     EXPECT_LT(bytes, 5000);
   }
 }
@@ -67,10 +55,10 @@ TEST_P(EveryMap, PayloadIsHeadersAndPackets) {
 class WeightsOf : public testing::TestWithParam<Place> {
  protected:
   // A world whose rail lets a test see and damage what rank 1 is about to hold.
-  static WeightWorld hooked_world(int nodes, const test::HookedTransport::After& after,
+  static WeightWorld hooked_world(int nodes, const HookedTransport::After& after,
                                   const Options& options = delta_options()) {
     return {GetParam(), NodeMap::parse(std::to_string(nodes) + "x1", nodes), options,
-            test::hook(1, WeightWorld::tier_of(GetParam()), nullptr, after)};
+            hook(1, WeightWorld::tier_of(GetParam()), nullptr, after)};
   }
 };
 INSTANTIATE_TEST_SUITE_P(Places, WeightsOf, testing::ValuesIn(kPlaces),
@@ -167,12 +155,8 @@ TEST_P(WeightsOf, ReplicasAreComparedAtTheInterval) {
 }
 
 TEST_P(WeightsOf, ADamagedPacketEndsInANamedError) {
-  const auto damage = [](const std::string& operation, Buffer out) {
-    if (operation == "all_gather_uneven") {
-      out.as<std::byte>()[out.num_elements / 2] ^= std::byte{4};
-    }
-  };
-  WeightWorld world = hooked_world(2, damage);
+  WeightWorld world = hooked_world(
+      2, after("all_gather_uneven", [](Buffer out) { out.as<std::byte>()[out.num_elements / 2] ^= std::byte{4}; }));
   Weights weights(4000, DataType::kBFloat16);
   world.gather(weights.array());
   weights.move(1e-3);
@@ -186,9 +170,9 @@ TEST_P(WeightsOf, ADamagedPacketEndsInANamedError) {
 // Every rank says the same, and which node's weights are others.
 TEST_P(WeightsOf, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
   WeightWorld world(GetParam(), "3x1", 3, delta_options());
-  const auto outcomes = test::run_ranks(
+  const auto outcomes = run_ranks(
       3, [&](int rank) { world.gather(rank, Array(3000, DataType::kBFloat16), rank == 2 ? "other" : "unit"); });
-  for (const test::Outcome& outcome : outcomes) {
+  for (const Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>() || outcome.threw<TransportError>()) << outcome.text;
   }
   EXPECT_TRUE(outcomes[0].threw<PacketError>());
@@ -227,14 +211,14 @@ TEST_P(WeightsOf, RanksOfWhichOneAloneIsFullGatherAlike) {
 }
 
 // Changes the header that rank 1 sends in the second gather.
-std::vector<test::Outcome> gather_with_header(Place place, const std::function<void(WeightHeader&)>& change) {
+std::vector<Outcome> gather_with_header(Place place, const std::function<void(WeightHeader&)>& change) {
   int headers = 0;
-  const auto edit = [&](const std::string& operation, ConstBuffer in) {
-    if (operation == "all_gather" && in.num_elements == sizeof(WeightHeader) && ++headers == 2) {
-      change(*static_cast<WeightHeader*>(const_cast<void*>(in.data)));
+  const auto edit = before("all_gather", [&](ConstBuffer in) {
+    if (in.num_elements == sizeof(WeightHeader) && ++headers == 2) {
+      change(*reinterpret_cast<WeightHeader*>(bytes_of(in)));
     }
-  };
-  WeightWorld world(place, "2x1", 2, delta_options(), test::hook(1, WeightWorld::tier_of(place), edit, nullptr));
+  });
+  WeightWorld world(place, "2x1", 2, delta_options(), hook(1, WeightWorld::tier_of(place), edit, nullptr));
   const Weights weights(4000, DataType::kBFloat16);
   world.gather(weights.array());
   return world.try_to_gather(weights.array());
@@ -252,7 +236,7 @@ TEST_P(WeightsOf, AHeaderThatDoesNotFitEndsInAnErrorOnAll) {
                header.seal();
              }},
         Case{"corrupt header of the weights of node 1", [](WeightHeader& header) { header.packet_bytes = 8; }}}) {
-    for (const test::Outcome& outcome : gather_with_header(GetParam(), each.change)) {
+    for (const Outcome& outcome : gather_with_header(GetParam(), each.change)) {
       EXPECT_TRUE(outcome.threw<PacketError>());
       EXPECT_NE(outcome.text.find(each.complaint), std::string::npos) << outcome.text;
     }
@@ -276,4 +260,4 @@ TEST_P(WeightsOf, BadInputIsRefusedBeforeAnythingIsSent) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

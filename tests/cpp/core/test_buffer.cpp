@@ -10,11 +10,8 @@
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/typed_data.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::kFloatingTypes;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -209,7 +206,7 @@ TEST(Buffer, NamesMismatches) {
   std::vector<double> b(4);
   EXPECT_THROW(convert({a.data(), 4, DataType::kFloat32}, {b.data(), 3, DataType::kFloat64}), Error);
   EXPECT_THROW(convert_scaled({a.data(), 4, DataType::kFloat32}, 1, {b.data(), 3, DataType::kFloat64}), Error);
-  EXPECT_EQ(test::error_of([&] {
+  EXPECT_EQ(error_of([&] {
               accumulate({a.data(), 4, DataType::kFloat32}, {b.data(), 4, DataType::kFloat64});
             }),
             "accumulate: float32 into float64, which must be float32");
@@ -217,4 +214,4 @@ TEST(Buffer, NamesMismatches) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <initializer_list>
@@ -16,10 +15,8 @@
 #include "isthmus/options.h"
 #include "tests/cpp/support/error_of.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::error_of;
 
 const OptionField& field_named(const std::string& name) {
   for (const OptionField& field : option_fields()) {
@@ -57,7 +54,7 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
             "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 error_feedback=codec sparsity=0.9875 ratio=10 "
-            "cell_type=fp32 index_bits=1 dense_steps=0 "
+            "cell_type=fp32 dense_steps=0 "
             "segments=0 error_interval=100 "
             "units=* gradients=labelled min_elements=65536 "
             "weights=plain replica_interval=100 max_units=4096 "
@@ -97,7 +94,6 @@ TEST(Options, RangesAtTheirEdges) {
       {"error_interval", {"0", "1"}, {"-1", "1.5"}},
       {"ratio", {"0", "1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
       {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
-      {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
       {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
       {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
@@ -175,13 +171,11 @@ TEST(Options, EachCodecUsesItsOwn) {
   };
   Options options;
   options.codec = "quant";
-  EXPECT_EQ(unused_fields(options), all({of_tagc, {"index_bits"}}));
+  EXPECT_EQ(unused_fields(options), of_tagc);
   options.codec = "tagc";
-  EXPECT_EQ(unused_fields(options), all({of_quant, {"index_bits"}}));
-  options.tiers = TierMode::kFlat;
   EXPECT_EQ(unused_fields(options), of_quant);
   options.codec = "none";
-  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, of_lossy, {"index_bits"}}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, of_lossy}));
 }
 
 // What codecs are made with is what they are said to use, and they are not said to use more.
@@ -239,4 +233,4 @@ TEST(Policy, AGlobMeansTheUnitsOfThatNameInEveryModelOfTheGroup) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

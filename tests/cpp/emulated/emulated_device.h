@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "kernels/block/device.h"
+#include "kernels/block/job.h"
 
 namespace isthmus::test {
 
@@ -344,11 +345,11 @@ class EmulatedDevice {
   void clear(void* memory, int64_t bytes) { std::memset(memory, 0, bytes); }
 
   template <typename Pass>
-  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
-    require_shared_memory(Pass::kMaxSharedBytes, shared_bytes);
+  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes = kernels::most_shared_bytes<Pass>()) {
+    require_shared_memory(kernels::most_shared_bytes<Pass>(), shared_bytes);
     const EmulatedPass body = [&](EmulatedGroup& group) { pass(group); };
     const int64_t num_groups = std::min(max_groups, max_groups_);
-    const int64_t num_threads = std::min<int64_t>(num_threads_, Pass::kThreads);
+    const int64_t num_threads = std::min<int64_t>(num_threads_, kernels::threads_of<Pass>());
     if (threads_ == Threads::kAtOnce) {
       run_at_once(body, num_groups, num_threads, shared_bytes);
     } else {

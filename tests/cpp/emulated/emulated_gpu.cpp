@@ -138,17 +138,14 @@ void EmulatedGpu::enqueue(Stream stream, const std::string& what, const std::vec
 void EmulatedGpu::synchronize(Stream stream) {
   complain_in_capture("the host waits for a stream");
   StreamState& state = state_of(stream);
-  const auto mark = std::make_shared<Mark>();
-  state.thread.push([mark] { mark->set(); });
-  mark->wait();
+  state.thread.push_mark()->wait();
   order_.host_waits_for(state.number);
 }
 
 void EmulatedGpu::finish_all_work() {
   std::vector<std::shared_ptr<Mark>> marks;
   for (const auto& state : streams_) {
-    marks.push_back(std::make_shared<Mark>());
-    state->thread.push([mark = marks.back()] { mark->set(); });
+    marks.push_back(state->thread.push_mark());
   }
   for (const auto& mark : marks) {
     mark->wait();
@@ -187,8 +184,7 @@ void EmulatedGpu::record(const EventPtr& event, Stream stream) {
     return;
   }
   recorded.clock = order_.now(state.number);
-  recorded.mark = std::make_shared<Mark>();
-  state.thread.push([mark = recorded.mark] { mark->set(); });
+  recorded.mark = state.thread.push_mark();
 }
 
 void EmulatedGpu::wait(const EventPtr& event, Stream stream) {
@@ -196,10 +192,10 @@ void EmulatedGpu::wait(const EventPtr& event, Stream stream) {
     complain("stream " + state_of(stream).name + " waits for no event");
     return;
   }
-  if (!dynamic_cast<Event&>(*event).was_recorded()) {
+  const auto& recorded = dynamic_cast<Event&>(*event);
+  if (!recorded.was_recorded()) {
     return;
   }
-  const auto& recorded = dynamic_cast<Event&>(*event);
   StreamState& state = state_of(stream);
   if (recorded.capture != nullptr) {
     join(state, recorded);
@@ -210,7 +206,7 @@ void EmulatedGpu::wait(const EventPtr& event, Stream stream) {
     return;
   }
   order_.wait(state.number, recorded.clock);
-  state.thread.push([mark = recorded.mark] { mark->wait(); });
+  state.thread.push_wait(recorded.mark);
 }
 
 // A stream that waits for an event of a capture becomes part of it.
@@ -295,14 +291,13 @@ void EmulatedGpu::replay(const std::shared_ptr<EmulatedGraph>& graph, Stream str
   complain_about(order_.add(state.number, "replay of a graph", uses));
   std::vector<std::shared_ptr<Mark>> marks(graph->num_marks);
   std::generate(marks.begin(), marks.end(), [] { return std::make_shared<Mark>(); });
-  const auto begin = std::make_shared<Mark>();
-  state.thread.push([begin] { begin->set(); });
+  const std::shared_ptr<Mark> begin = state.thread.push_mark();
   for (const int number : graph->streams) {
     std::unique_ptr<EmulatedStream>& thread = graph_streams_[number];
     if (thread == nullptr) {
       thread = std::make_unique<EmulatedStream>(seed_ + 100 + static_cast<uint32_t>(number));
     }
-    thread->push([begin] { begin->wait(); });
+    thread->push_wait(begin);
   }
   for (const EmulatedGraph::Node& node : graph->nodes) {
     EmulatedStream& thread = *graph_streams_[node.stream];
@@ -314,14 +309,12 @@ void EmulatedGpu::replay(const std::shared_ptr<EmulatedGraph>& graph, Stream str
         thread.push([mark = marks[node.mark]] { mark->set(); });
         break;
       case EmulatedGraph::Step::kWaitForMark:
-        thread.push([mark = marks[node.mark]] { mark->wait(); });
+        thread.push_wait(marks[node.mark]);
         break;
     }
   }
   for (const int number : graph->streams) {
-    const auto end = std::make_shared<Mark>();
-    graph_streams_[number]->push([end] { end->set(); });
-    state.thread.push([end] { end->wait(); });
+    state.thread.push_wait(graph_streams_[number]->push_mark());
   }
 }
 

@@ -2,9 +2,7 @@
 
 #include "tests/cpp/emulated/emulated_launcher.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <type_traits>
 #include <variant>
@@ -14,14 +12,13 @@
 #include "codec/gpu_device.h"
 #include "isthmus/error.h"
 #include "kernels/elementwise/sequence.h"
-#include "kernels/weights/layout.h"
+#include "tests/cpp/support/job_uses.h"
 
 namespace isthmus::test {
 namespace {
 
 using kernels::DecodeJobBase;
 using kernels::EncodeJobBase;
-using kernels::QuantEncodeJob;
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
 using kernels::TagcFlatDecodeJob;
@@ -75,12 +72,8 @@ class Translate {
   }
 
   // Parts that one codec alone has.
-  void own(EncodeJobBase& /*job*/) const {}
-  void own(DecodeJobBase& /*job*/) const {}
-  void own(TagcFlatMergeJob& /*job*/) const {}
-  void own(TagcFlatDecodeJob& /*job*/) const {}
-  void own(WeightEncodeJob& /*job*/) const {}
-  void own(WeightDecodeJob& /*job*/) const {}
+  template <typename Job>
+  void own(Job& /*job*/) const {}
   void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
   void own(TagcFlatEncodeJob& job) const {
     own(static_cast<TagcEncodeJob&>(job));
@@ -97,112 +90,6 @@ class Translate {
   const EmulatedMemory& memory_;
 };
 
-MemoryUse writes_parts(const kernels::ChecksumParts& parts, int64_t num_packets = 1) {
-  return writes(parts.words, 8 * kernels::ChecksumParts::num_words(num_packets));
-}
-
-// What the encoding of one piece reads and writes.
-void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.context, job.context == nullptr ? 0 : sizeof(*job.context)));
-  uses.push_back(reads(job.piece));
-  uses.push_back(writes(job.residual, job.residual == nullptr ? 0 : 4 * job.piece.num_elements));
-  uses.push_back(writes(job.packet, job.packet_bytes));
-  uses.push_back(writes_parts(job.parts));
-  uses.push_back(writes(job.arrived, sizeof(*job.arrived)));
-  uses.push_back(writes(job.sealed, sizeof(*job.sealed)));
-  uses.push_back(writes(job.counted, job.counted == nullptr ? 0 : sizeof(*job.counted)));
-  uses.push_back(writes(job.guard, job.guard == nullptr ? 0 : sizeof(*job.guard)));
-}
-
-void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.context, job.context == nullptr ? 0 : sizeof(*job.context)));
-  for (int64_t i = 0; i < job.num_packets; ++i) {
-    uses.push_back(reads(job.packets + job.place_of(i) * job.packet_bytes, job.packet_bytes));
-  }
-  if (job.own.data != nullptr) {
-    uses.push_back(reads(job.own));
-  }
-  uses.push_back(writes(job.sum));
-  uses.push_back(writes(job.out));
-  uses.push_back(writes(job.state, sizeof(*job.state)));
-  uses.push_back(writes_parts(job.parts, job.num_places()));
-  uses.push_back(writes(job.counted, job.counted == nullptr ? 0 : sizeof(*job.counted)));
-}
-
-void add_uses(const WeightEncodeJob& job, std::vector<MemoryUse>& uses) {
-  const int64_t num_blocks = kernels::num_weight_blocks(job.shard.num_elements);
-  uses.push_back(reads(job.before));
-  uses.push_back(reads(job.shard));
-  uses.push_back(reads(job.replica));
-  uses.push_back(writes(job.sent, kernels::kWeightHeaderBytes + job.most_bytes));
-  uses.push_back(writes(job.state, sizeof(*job.state)));
-  uses.push_back(writes(job.block_bytes, num_blocks * static_cast<int64_t>(sizeof(*job.block_bytes))));
-  uses.push_back(writes_parts(job.parts));
-  uses.push_back(writes_parts(job.replica_parts));
-}
-
-void add_uses(const WeightDecodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.headers, job.num_nodes * kernels::kWeightHeaderBytes));
-  uses.push_back(reads(job.packets, job.num_nodes * job.row_bytes));
-  uses.push_back(reads(job.shard));
-  uses.push_back(writes(job.replica));
-  uses.push_back(writes(job.state, sizeof(*job.state)));
-  uses.push_back(writes(job.bad_blocks, job.num_nodes * static_cast<int64_t>(sizeof(*job.bad_blocks))));
-  uses.push_back(writes_parts(job.parts, job.num_nodes));
-}
-
-void add_uses(const TagcFlatMergeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.arrived, 8 * job.num_words));
-  uses.push_back(writes(job.index, 8 * job.num_words));
-}
-
-void add_uses(const TagcFlatDecodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.wire_index, 8 * job.index_bits * job.shape.index_words()));
-  uses.push_back(writes(job.cells, job.shape.sketch_bytes()));
-  uses.push_back(writes(job.out, 4 * job.shape.num_elements));
-  uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
-  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
-}
-
-// What passes of one codec use besides.
-void add_own_uses(const EncodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
-void add_own_uses(const DecodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
-void add_own_uses(const TagcFlatMergeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
-void add_own_uses(const TagcFlatDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
-void add_own_uses(const WeightEncodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
-void add_own_uses(const WeightDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
-
-void add_own_uses(const QuantEncodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
-}
-
-void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(writes(job.state, sizeof(*job.state)));
-  uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
-  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
-}
-void add_own_uses(const TagcFlatEncodeJob& job, std::vector<MemoryUse>& uses) {
-  add_own_uses(static_cast<const TagcEncodeJob&>(job), uses);
-  uses.push_back(writes(job.wire_index, 8 * job.index_bits * job.shape.index_words()));
-  uses.push_back(writes(job.cells, job.shape.sketch_bytes()));
-}
-void add_own_uses(const TagcDecodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(writes(job.found, 4 * job.num_places()));
-  uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
-}
-
-const char* name_of(const kernels::NoneEncodeJob& /*job*/) { return "encode none"; }
-const char* name_of(const kernels::NoneDecodeJob& /*job*/) { return "decode none"; }
-const char* name_of(const QuantEncodeJob& /*job*/) { return "encode quant"; }
-const char* name_of(const kernels::QuantDecodeJob& /*job*/) { return "decode quant"; }
-const char* name_of(const TagcEncodeJob& /*job*/) { return "encode tagc"; }
-const char* name_of(const TagcDecodeJob& /*job*/) { return "decode tagc"; }
-const char* name_of(const TagcFlatEncodeJob& /*job*/) { return "encode flat tagc"; }
-const char* name_of(const TagcFlatMergeJob& /*job*/) { return "merge flat tagc"; }
-const char* name_of(const TagcFlatDecodeJob& /*job*/) { return "decode flat tagc"; }
-const char* name_of(const WeightEncodeJob& /*job*/) { return "encode weights"; }
-const char* name_of(const WeightDecodeJob& /*job*/) { return "decode weights"; }
-
 }  // namespace
 
 EmulatedGpu::Launcher::Launcher(EmulatedGpu& gpu, std::optional<EmulatedDevice::Cut> cut)
@@ -212,18 +99,6 @@ EmulatedGpu::Launcher::Launcher(EmulatedGpu& gpu, std::optional<EmulatedDevice::
 
 template <typename Job>
 void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
-  std::vector<MemoryUse> uses;
-  if constexpr (std::is_base_of_v<EncodeJobBase, Job>) {
-    for (int64_t i = 0; i < job.num_pieces; ++i) {
-      Job of_piece = job;
-      of_piece.go_to(i);
-      add_uses(of_piece, uses);
-      add_own_uses(of_piece, uses);
-    }
-  } else {
-    add_uses(job, uses);
-    add_own_uses(job, uses);
-  }
   Job translated = job;
   const Translate translate(gpu_.memory());
   translate.shared(translated);
@@ -231,9 +106,9 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
     translated.mapped_fault = &fault_of_weights_;
   }
-  gpu_.enqueue(stream, name_of(job), uses, [this, translated] {
+  gpu_.enqueue(stream, name_of<Job>(), uses_of(job), [this, translated] {
     on_executor([&](auto& executor) { kernels::emulated::run_passes(executor, translated); });
-    if constexpr (std::is_base_of_v<DecodeJobBase, Job>) {
+    if constexpr (kDecodesPackets<Job>) {
       show_fault(fault_);
     } else if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
       show_fault(fault_of_weights_);

@@ -1,4 +1,3 @@
-// See emulated_passes.h. This file has the passes on groups of many threads.
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
 #include "tests/cpp/emulated/emulated_passes.h"
@@ -12,9 +11,12 @@
 
 namespace isthmus::kernels::emulated {
 
-static_assert(IsGroupOfPass<test::EmulatedGroup>);
+static_assert(IsGroup<test::EmulatedGroup>);
 
 void run_passes(test::EmulatedDevice& executor, const Job& job) {
+  std::visit([&](const auto& each) { run_passes(executor, each); }, job);
+}
+void run_passes(test::OneThreadExecutor& executor, const Job& job) {
   std::visit([&](const auto& each) { run_passes(executor, each); }, job);
 }
 

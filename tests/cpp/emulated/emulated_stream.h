@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -68,6 +69,16 @@ class EmulatedStream {
     }
     queue_.push_back(std::move(work));
     pushed_.notify_one();
+  }
+
+  // The place behind all that was pushed.
+  std::shared_ptr<Mark> push_mark() {
+    auto mark = std::make_shared<Mark>();
+    push([mark] { mark->set(); });
+    return mark;
+  }
+  void push_wait(const std::shared_ptr<Mark>& mark) {
+    push([mark] { mark->wait(); });
   }
 
   // A pause of this length before each piece of work that is pushed from now on.

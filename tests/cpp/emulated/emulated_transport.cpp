@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "tests/cpp/support/typed_data.h"
 
 namespace isthmus::test {
 namespace {
@@ -67,6 +68,14 @@ HandlePtr EmulatedTransport::start(Stream stream, const std::string& what, std::
   return std::make_unique<Enqueued>();
 }
 
+HandlePtr EmulatedTransport::start(Stream stream, const std::string& what, std::vector<MemoryUse> uses,
+                                   TierOperation operation, ConstBuffer in, Buffer out) {
+  return start(stream, what, std::move(uses),
+               [this, operation, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
+                 (tier_.get()->*operation)(from, to, {})->wait();
+               });
+}
+
 void EmulatedTransport::enqueue(const Operation& operation) {
   gpu_->enqueue(operation.stream, operation.what, operation.uses, [this, work = operation.work] { run(work); });
 }
@@ -97,28 +106,21 @@ HandlePtr EmulatedTransport::reduce_scatter(ConstBuffer in, Buffer out, Stream s
   ISTHMUS_CHECK(Error, out.dtype == sum_dtype, "reduce_scatter of ", to_string(in.dtype), " into ",
                 to_string(out.dtype), ": expected ", to_string(sum_dtype));
   count_sent(in.bytes() / size());
-  return start(stream, "reduce-scatter", {reads(in), writes(out)},
-               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
-                 if (sums_ == Sums::kLikeNccl) {
-                   sum_as_nccl(from, to);
-                 } else {
-                   tier_->reduce_scatter(from, to, {})->wait();
-                 }
-               });
+  if (sums_ == Sums::kLikeNccl) {
+    return start(stream, "reduce-scatter", {reads(in), writes(out)},
+                 [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] { sum_as_nccl(from, to); });
+  }
+  return start(stream, "reduce-scatter", {reads(in), writes(out)}, &Transport::reduce_scatter, in, out);
 }
 
 void EmulatedTransport::sum_as_nccl(ConstBuffer in, Buffer out) {
   const double divisor = sum_type(in.dtype).divisor;
-  const DataType wide_dtype = accumulate_dtype(in.dtype);
-  const auto memory_for = [](ConstBuffer values) {
-    return std::vector<std::byte>(static_cast<size_t>(values.bytes()));
-  };
-  std::vector<std::byte> divided_memory = memory_for(in);
-  std::vector<std::byte> arrived_memory = memory_for(in);
-  std::vector<std::byte> wide_memory = memory_for({nullptr, out.num_elements, wide_dtype});
-  const Buffer divided{divided_memory.data(), in.num_elements, in.dtype};
-  const Buffer arrived{arrived_memory.data(), in.num_elements, in.dtype};
-  const Buffer wide{wide_memory.data(), out.num_elements, wide_dtype};
+  Array divided_values(in.num_elements, in.dtype);
+  Array arrived_values(in.num_elements, in.dtype);
+  Array wide_values(out.num_elements, accumulate_dtype(in.dtype));
+  const Buffer divided = divided_values.buffer();
+  const Buffer arrived = arrived_values.buffer();
+  const Buffer wide = wide_values.buffer();
   convert_scaled(in, 1 / divisor, divided);
   tier_->all_to_all(divided, arrived, {})->wait();
   const Buffer own = arrived.part(rank(), out.num_elements);
@@ -133,10 +135,7 @@ void EmulatedTransport::sum_as_nccl(ConstBuffer in, Buffer out) {
 
 HandlePtr EmulatedTransport::all_to_all(ConstBuffer in, Buffer out, Stream stream) {
   count_sent(in.bytes() / size());
-  return start(stream, "all-to-all", {reads(in), writes(out)},
-               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
-                 tier_->all_to_all(from, to, {})->wait();
-               });
+  return start(stream, "all-to-all", {reads(in), writes(out)}, &Transport::all_to_all, in, out);
 }
 
 // In place NCCL does not write this rank's own part.
@@ -149,10 +148,7 @@ HandlePtr EmulatedTransport::all_gather(ConstBuffer in, Buffer out, Stream strea
       uses.push_back(writes(written));
     }
   }
-  return start(stream, "all-gather", std::move(uses),
-               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
-                 tier_->all_gather(from, to, {})->wait();
-               });
+  return start(stream, "all-gather", std::move(uses), &Transport::all_gather, in, out);
 }
 
 HandlePtr EmulatedTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) {
@@ -170,10 +166,7 @@ HandlePtr EmulatedTransport::all_gather_uneven(ConstBuffer in, const std::vector
 HandlePtr EmulatedTransport::pass_on(ConstBuffer in, Buffer out, Stream stream) {
   traffic_.sent_bytes += in.bytes();
   traffic_.inter_node_sent_bytes += between_nodes_ ? in.bytes() : 0;
-  return start(stream, "pass-on", {reads(in), writes(out)},
-               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
-                 tier_->pass_on(from, to, {})->wait();
-               });
+  return start(stream, "pass-on", {reads(in), writes(out)}, &Transport::pass_on, in, out);
 }
 
 }  // namespace isthmus::test

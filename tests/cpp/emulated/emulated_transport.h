@@ -56,7 +56,12 @@ class EmulatedTransport final : public Transport {
     EmulatedGpu::Work work;
   };
 
+  using TierOperation = HandlePtr (Transport::*)(ConstBuffer in, Buffer out, Stream stream);
+
   HandlePtr start(Stream stream, const std::string& what, std::vector<MemoryUse> uses, EmulatedGpu::Work work);
+  // Work that is an operation of the tier on what is behind two buffers.
+  HandlePtr start(Stream stream, const std::string& what, std::vector<MemoryUse> uses, TierOperation operation,
+                  ConstBuffer in, Buffer out);
   void enqueue(const Operation& operation);
   void run(const EmulatedGpu::Work& work);
   void sum_as_nccl(ConstBuffer in, Buffer out);

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -12,23 +15,8 @@
 #include "tests/cpp/support/gpu_calls.h"
 #include "tests/cpp/support/gpu_world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::Call;
-using test::calls_of_one_step;
-using test::DeviceArray;
-using test::exact_options;
-using test::expect_results_of_cpu;
-using test::GpuSettings;
-using test::GpuWorld;
-using test::kFloatingTypes;
-using test::lossy_options;
-using test::Sums;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 
 std::vector<NodeMap> all_maps() {
   return {NodeMap::parse("1x1", 1), NodeMap::parse("1x2", 2), NodeMap::parse("2x1", 2), NodeMap::parse("4x1", 4),
@@ -36,7 +24,7 @@ std::vector<NodeMap> all_maps() {
 }
 
 class GpuOnEveryMap : public ::testing::TestWithParam<NodeMap> {};
-INSTANTIATE_TEST_SUITE_P(Maps, GpuOnEveryMap, ::testing::ValuesIn(all_maps()), test::name_of_map);
+INSTANTIATE_TEST_SUITE_P(Maps, GpuOnEveryMap, ::testing::ValuesIn(all_maps()), name_of_map);
 
 // Every collective for each type and for sizes of all kinds, in random order; each unit in every step.
 std::vector<Call> calls_of_every_kind(int64_t world_size, int steps) {
@@ -58,7 +46,7 @@ std::vector<Call> calls_of_every_kind(int64_t world_size, int steps) {
 }
 
 TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
-  for (const Options& options : test::every_options()) {
+  for (const Options& options : every_options()) {
     SCOPED_TRACE(options.codec);
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
@@ -66,16 +54,9 @@ TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
   }
 }
 
-std::vector<Options> lossy_options_of_both_tiers() {
-  std::vector<Options> all = test::every_lossy_options();
-  all.push_back(lossy_options());
-  all.back().tiers = TierMode::kFlat;
-  return all;
-}
-
 class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(lossy_options_of_both_tiers()),
-                         test::name_of_codec);
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(every_lossy_options_of_both_tiers()),
+                         name_of_codec);
 
 // Where one stream is slow, whatever should wait for it and does not comes too early.
 TEST_P(EveryLossyCodecOnGpu, AnyStreamMayBeSlow) {
@@ -96,28 +77,24 @@ TEST_P(EveryLossyCodecOnGpu, AnyStreamMayBeSlow) {
 TEST_P(EveryLossyCodecOnGpu, MayBeDestroyedWhileItsWorkIsUnderWay) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
   World cpu(world.map, GetParam());
-  const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
-  test::run_ranks_well(world.size(), [&](int r) {
-    GpuWorld::Rank& rank = world.ranks[r];
+  expect_enqueued_as_on_cpu(world, cpu, calls_of_one_step(world.size(), 100), [](GpuWorld::Rank& rank, auto& prepared) {
     rank.gpu->slow_down(rank.gpu->lane(Lane::kEncode), std::chrono::microseconds(500));
-    std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
     run(rank, prepared, 3);
     rank.communicator.reset();
-    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[r], calls, r), r);
   });
 }
 
 // Each rank's chunk of its own input, and its own place in what is gathered.
 TEST_P(GpuOnEveryMap, CollectivesInPlace) {
-  for (const Options& options : test::every_lossy_options()) {
+  for (const Options& options : every_lossy_options()) {
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
     for (const DataType dtype : {kFloat32, DataType::kBFloat16}) {
-      const std::vector<Array> inputs = test::random_inputs(world.size(), 2100, dtype);
-      test::run_ranks_well(world.size(), [&](int r) {
+      const std::vector<Array> inputs = random_inputs(world.size(), 2100, dtype);
+      run_ranks_well(world.size(), [&](int r) {
         const GpuWorld::Rank& rank = world.ranks[r];
         const UnitKey key{"unit", 2100 * world.size(), dtype};
-        const DeviceArray on_gpu(*rank.gpu, inputs[r]);
+        const DeviceArray on_gpu(*rank.gpu, inputs[r].view());
         const Buffer data = on_gpu.buffer();
         rank.gpu->wait(rank.communicator->reduce_scatter(data, data.part(r, 2100), {key, 0.5}, rank.stream),
                        rank.stream);
@@ -126,7 +103,7 @@ TEST_P(GpuOnEveryMap, CollectivesInPlace) {
         const Buffer on_cpu = expected.buffer();
         cpu.ranks[r]->reduce_scatter(on_cpu, on_cpu.part(r, 2100), {key, 0.5});
         cpu.ranks[r]->all_gather(on_cpu.part(r, 2100), on_cpu);
-        EXPECT_TRUE(on_gpu.read().bytes() == expected.bytes()) << "rank " << r << ", " << to_string(dtype);
+        EXPECT_TRUE(on_gpu.get().bytes() == expected.bytes()) << "rank " << r << ", " << to_string(dtype);
       });
     }
   }
@@ -136,18 +113,14 @@ TEST_P(GpuOnEveryMap, CollectivesInPlace) {
 TEST_P(EveryLossyCodecOnGpu, CallersMayUseSeveralStreams) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
   World cpu(world.map, GetParam());
-  const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
-  test::run_ranks_well(world.size(), [&](int r) {
-    const GpuWorld::Rank& rank = world.ranks[r];
+  expect_enqueued_as_on_cpu(world, cpu, calls_of_one_step(world.size(), 100), [](GpuWorld::Rank& rank, auto& prepared) {
     const Stream streams[] = {rank.stream, rank.gpu->make_stream(), {}};
-    std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
-    for (size_t i = 0; i < calls.size(); ++i) {
+    for (size_t i = 0; i < prepared.size(); ++i) {
       prepared[i].start(*rank.communicator, streams[i % 3]);
     }
-    for (size_t i = 0; i < calls.size(); ++i) {
+    for (size_t i = 0; i < prepared.size(); ++i) {
       prepared[i].finish(streams[i % 3]);
     }
-    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[r], calls, r), r);
   });
 }
 
@@ -156,15 +129,12 @@ TEST_P(EveryLossyCodecOnGpu, InputsMayHaveAStreamOfTheirOwn) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
   World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
-  test::run_ranks_well(world.size(), [&](int r) {
-    const GpuWorld::Rank& rank = world.ranks[r];
-    std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
+  expect_enqueued_as_on_cpu(world, cpu, calls, [&](GpuWorld::Rank& rank, auto& prepared) {
     for (size_t i = 0; i < calls.size(); ++i) {
       const bool has_own = calls[i].collective == Collective::kReduceScatter;
       prepared[i].start(*rank.communicator, rank.stream, has_own ? rank.other_stream : rank.stream);
       prepared[i].finish(rank.stream);
     }
-    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[r], calls, r), r);
   });
 }
 
@@ -177,26 +147,20 @@ TEST_P(EveryLossyCodecOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions)
 }
 
 TEST_P(GpuOnEveryMap, ASingleTierIsThatOfTheCpu) {
-  for (const int64_t index_bits : {1, 4}) {
-    Options options = lossy_options();
-    options.tiers = TierMode::kFlat;
-    options.index_bits = index_bits;
-    GpuWorld world(GetParam(), options);
-    World cpu(GetParam(), options);
-    expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 2), /*in_flight=*/7);
-    for (int rank = 0; rank < world.size(); ++rank) {
-      test::expect_equal_stats(*world.ranks[rank].communicator, *cpu.ranks[rank]);
-    }
+  GpuWorld world(GetParam(), flat_options());
+  World cpu(GetParam(), flat_options());
+  expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 2), /*in_flight=*/7);
+  for (int rank = 0; rank < world.size(); ++rank) {
+    expect_equal_stats(*world.ranks[rank].communicator, *cpu.ranks[rank]);
   }
 }
 
 // Where sums of so many ranks are taken in the type of the gradient: what it may add to the bound of
 // docs/algorithms.md.
 double bound_like_nccl(const NodeMap& map, int num_ranks, DataType dtype, double scale, double sum, double magnitudes) {
-  const double roundings = num_ranks * test::unit_roundoff(dtype) * 1.1;
+  const double roundings = num_ranks * unit_roundoff(dtype) * 1.1;
   const double divided = dtype == DataType::kFloat16 ? map.world_size() * num_ranks * 0x1p-23 : 0;
-  return test::exact_path_bound(map, dtype, scale, sum, magnitudes) +
-         std::fabs(scale) * (roundings * magnitudes + divided);
+  return exact_path_bound(map, dtype, scale, sum, magnitudes) + std::fabs(scale) * (roundings * magnitudes + divided);
 }
 
 void expect_sums_like_nccl(const NodeMap& map, const Options& options) {
@@ -206,9 +170,9 @@ void expect_sums_like_nccl(const NodeMap& map, const Options& options) {
     const int64_t elements = 100 * world.size();
     std::vector<Call> calls = {{Collective::kReduceScatter, elements, dtype, 0.5},
                                {Collective::kAllReduce, elements, dtype, 0.5}};
-    std::vector<test::Results> results(static_cast<size_t>(world.size()));
-    test::run_ranks_well(world.size(), [&](int r) {
-      std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
+    std::vector<Results> results(static_cast<size_t>(world.size()));
+    run_ranks_well(world.size(), [&](int r) {
+      std::vector<CallOnGpu> prepared = prepare(world, calls, r);
       run(world.ranks[r], prepared, 2);
       results[r] = results_of(prepared);
     });
@@ -216,8 +180,8 @@ void expect_sums_like_nccl(const NodeMap& map, const Options& options) {
     for (int rank = 0; rank < world.size(); ++rank) {
       inputs.push_back(calls[0].input(rank, world.size()));
     }
-    const std::vector<double> sum = test::sum_of(inputs);
-    const std::vector<double> magnitudes = test::sum_of_magnitudes(inputs);
+    const std::vector<double> sum = sum_of(inputs);
+    const std::vector<double> magnitudes = sum_of_magnitudes(inputs);
     const std::vector<double> reduced = results[0][1].values();
     for (int rank = 0; rank < world.size(); ++rank) {
       ASSERT_TRUE(results[rank][1].bytes() == results[0][1].bytes());
@@ -240,14 +204,14 @@ TEST_P(GpuOnEveryMap, SumsLikeNcclStayWithinTheirBound) {
 }
 
 TEST(CommunicatorOnGpu, AverageOfLargeFloat16ValuesDoesNotOverflowLikeNccl) {
-  for (const Options& options : test::every_options()) {
+  for (const Options& options : every_options()) {
     GpuWorld world(NodeMap::parse("2x3", 6), options, GpuSettings{.sums = Sums::kLikeNccl});
-    test::run_ranks_well(world.size(), [&](int r) {
+    run_ranks_well(world.size(), [&](int r) {
       const GpuWorld::Rank& rank = world.ranks[r];
-      const DeviceArray data(*rank.gpu, Array(std::vector<double>(6 * 64, 60000), DataType::kFloat16));
+      const DeviceArray data(*rank.gpu, Array(std::vector<double>(6 * 64, 60000), DataType::kFloat16).view());
       rank.communicator->all_reduce(
           data.buffer(), {{"unit", 6 * 64, DataType::kFloat16, Collective::kAllReduce}, 1.0 / 6}, rank.stream);
-      for (const double value : data.read().values()) {
+      for (const double value : data.get().values()) {
         ASSERT_TRUE(std::isfinite(value));
         if (options.codec == "none") {
           ASSERT_NEAR(value, 60000, 64);
@@ -257,5 +221,132 @@ TEST(CommunicatorOnGpu, AverageOfLargeFloat16ValuesDoesNotOverflowLikeNccl) {
   }
 }
 
+// While one lane of every rank stands still, others go on.
+class Overlap : public ::testing::Test {
+ protected:
+  // Started by every rank, in this order, while the lane stands still.
+  struct Started {
+    Call call;
+    Stream GpuWorld::Rank::*stream;
+  };
+  void start_while_held(Lane lane, const std::vector<Started>& all) {
+    std::deque<CallOnGpu> prepared;  // which waits for the GPU
+    for (const Started& started : all) {
+      for (int r = 0; r < world_.size(); ++r) {
+        prepared.emplace_back(*world_.ranks[r].gpu, started.call, r, world_.size());
+      }
+    }
+    for (const GpuWorld::Rank& rank : world_.ranks) {
+      rank.gpu->enqueue(rank.gpu->lane(lane), "hold", {}, [this] { released_.wait(); });
+    }
+    auto next = prepared.begin();
+    for (const Started& started : all) {
+      for (const GpuWorld::Rank& rank : world_.ranks) {
+        next->start(*rank.communicator, rank.*started.stream);
+        next->finish(rank.*started.stream);
+        ++next;
+      }
+    }
+  }
+  bool all_reach(const std::function<Stream(const GpuWorld::Rank&)>& stream) {
+    std::deque<Mark> marks;
+    for (const GpuWorld::Rank& rank : world_.ranks) {
+      Mark& mark = marks.emplace_back();
+      rank.gpu->enqueue(stream(rank), "reach", {}, [&mark] { mark.set(); });
+    }
+    const bool reached =
+        std::all_of(marks.begin(), marks.end(), [](Mark& mark) { return mark.wait_for(std::chrono::seconds(5)); });
+    released_.set();
+    for (const GpuWorld::Rank& rank : world_.ranks) {
+      rank.gpu->synchronize();
+    }
+    return reached;
+  }
+
+  GpuWorld world_{NodeMap::parse("2x2", 4), lossy_options()};
+  Mark released_;
+};
+
+TEST_F(Overlap, GathersDoNotQueueBehindReductions) {
+  const Started reduction = {{Collective::kReduceScatter, 8000, kFloat32}, &GpuWorld::Rank::stream};
+  const Started gather = {{Collective::kAllGather, 8000, kFloat32}, &GpuWorld::Rank::other_stream};
+  start_while_held(Lane::kEncode, {reduction, reduction, reduction, gather});
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.other_stream; }));
+}
+
+// While one of two units stands still in `held`, the other one leaves `reached`.
+struct Stages {
+  Lane held;
+  Lane reached;
+};
+
+class OverlapOfStages : public Overlap, public ::testing::WithParamInterface<Stages> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, OverlapOfStages,
+                         ::testing::Values(Stages{Lane::kEncode, Lane::kIntra}, Stages{Lane::kInter, Lane::kEncode},
+                                           Stages{Lane::kDecode, Lane::kInter}));
+
+TEST_P(OverlapOfStages, OfTwoUnits) {
+  start_while_held(GetParam().held, {{{Collective::kReduceScatter, 8000, kFloat32}, &GpuWorld::Rank::stream},
+                                     {{Collective::kReduceScatter, 4000, kFloat32}, &GpuWorld::Rank::other_stream}});
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(GetParam().reached); }));
+}
+
+TEST_F(Overlap, AReduceScatterBeginsWhenItsInputIsThere) {
+  const Call call = {Collective::kReduceScatter, 8000, kFloat32};
+  World cpu(world_.map, lossy_options());
+  std::deque<CallOnGpu> prepared;
+  for (int r = 0; r < world_.size(); ++r) {
+    prepared.emplace_back(*world_.ranks[r].gpu, call, r, world_.size());
+  }
+  for (const GpuWorld::Rank& rank : world_.ranks) {
+    rank.gpu->enqueue(rank.stream, "hold", {}, [this] { released_.wait(); });
+  }
+  for (int r = 0; r < world_.size(); ++r) {
+    const GpuWorld::Rank& rank = world_.ranks[r];
+    prepared[r].start(*rank.communicator, rank.stream, rank.other_stream);
+    prepared[r].finish(rank.stream);
+  }
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(Lane::kInter); }));
+  run_ranks_well(world_.size(), [&](int r) {
+    EXPECT_TRUE(prepared[r].result().bytes() == run_on_cpu(*cpu.ranks[r], {call}, r)[0].bytes()) << "rank " << r;
+  });
+}
+
+TEST(CommunicatorOnGpu, PhasesAreRangesAndOperationsOfANodeAreGroups) {
+  GpuWorld world(NodeMap::parse("3x2", 6), lossy_options());
+  run_ranks_well(world.size(), [&](int r) {
+    const GpuWorld::Rank& rank = world.ranks[r];
+    std::vector<CallOnGpu> calls =
+        prepare(world, {{Collective::kAllReduce, 600, kFloat32}, {Collective::kAllGather, 600, kFloat32}}, r);
+    run(rank, calls, 1);
+    rank.gpu->synchronize();
+  });
+  const GpuWorld::Rank& rank = world.ranks[0];
+  EXPECT_EQ(
+      rank.gpu->ranges(),
+      (std::vector<std::string>{"intra reduce-scatter", "encode", "inter exchange", "intra reduce-scatter", "decode",
+                                "encode result", "inter all-gather", "intra all-gather", "intra all-gather",
+                                "decode result", "inter all-gather", "intra all-gather", "intra all-gather"}));
+  EXPECT_EQ(rank.intra->groups(), (std::vector<int>{2, 1})) << "those of other nodes, then the own one";
+  EXPECT_EQ(rank.gather_intra->groups(), (std::vector<int>{2, 2})) << "those of other nodes, after the own one";
+}
+
+TEST(CommunicatorOnGpu, PhasesAreTimedWhenAsked) {
+  Options options = lossy_options();
+  options.device_timings = true;
+  GpuWorld world(NodeMap::parse("2x2", 4), options);
+  World cpu(world.map, options);
+  expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), 100), /*in_flight=*/8);
+  const Stats stats = world.ranks[0].communicator->stats();
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    const CollectiveStats& timed = stats.collectives[static_cast<size_t>(collective)];
+    for (const double seconds : {timed.intra_s, timed.encode_s, timed.exchange_s, timed.decode_s}) {
+      EXPECT_GT(seconds, 0) << to_string(collective);
+    }
+  }
+  world.ranks[0].communicator->reset_stats();
+  EXPECT_EQ(world.ranks[0].communicator->stats().collectives[0].encode_s, 0);
+}
+
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

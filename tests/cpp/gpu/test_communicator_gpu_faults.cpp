@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -14,34 +12,17 @@
 #include "tests/cpp/support/gpu_world.h"
 #include "tests/cpp/support/hooked_transport.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-using std::chrono::milliseconds;
-using test::Array;
-using test::Call;
-using test::CallOnGpu;
-using test::GpuSettings;
-using test::GpuWorld;
-using test::HookedTransport;
-using test::kShortTimeout;
-using test::lossy_options;
-using test::Outcome;
-using test::run_ranks;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 constexpr int kVictim = 2;
 
 // `tier`, which damages what `operation` brings: a bit of the step of the first packet.
 std::shared_ptr<HookedTransport> damaging(const std::shared_ptr<Transport>& tier, const std::string& operation,
                                           const std::atomic<bool>& damages) {
-  return std::make_shared<HookedTransport>(tier, nullptr,
-                                           [operation, &damages](const std::string& done, Buffer arrived) {
-                                             if (done == operation && damages) {
-                                               arrived.as<std::byte>()[16] ^= std::byte{1};
-                                             }
-                                           });
+  return std::make_shared<HookedTransport>(tier, nullptr, after(operation, [&damages](Buffer arrived) {
+                                             arrived.as<std::byte>()[16] ^= std::byte{damages.load()};
+                                           }));
 }
 
 // One call after another until one throws, at most ten; between them the host waits for the device, as it does some
@@ -56,17 +37,17 @@ void repeat(const GpuWorld::Rank& rank, const Call& call, int number, int world_
 }
 void repeat(Communicator& communicator, const Call& call, int number) {
   for (int i = 0; i < 10; ++i) {
-    test::run_on_cpu(communicator, {call}, number);
+    run_on_cpu(communicator, {call}, number);
   }
 }
 
 class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
  protected:
-  static Options options() { return test::options_of_codec(GetParam()); }
+  static Options options() { return options_of_codec(GetParam()); }
   // What the victim of such damage is told, on the GPU; checks that all else is as it should be.
-  static void expect_error_of_cpu(const Call& call, const test::Wrap& wrap) {
+  static void expect_error_of_cpu(const Call& call, const Wrap& wrap) {
     GpuWorld world(NodeMap::parse("2x2", 4), options(), GpuSettings{.wrap = wrap});
-    World cpu(world.map, options(), test::kTimeout, wrap);
+    World cpu(world.map, options(), kTimeout, wrap);
     const std::vector<Outcome> expected = run_ranks(4, [&](int rank) { repeat(*cpu.ranks[rank], call, rank); });
     const std::vector<Outcome> outcomes =
         run_ranks(4, [&](int rank) { repeat(world.ranks[rank], call, rank, world.size()); });
@@ -84,7 +65,7 @@ class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
     EXPECT_THROW(victim.throw_if_faulted(), TransportError);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodecOnGpu, ::testing::ValuesIn(test::every_codec()),
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodecOnGpu, ::testing::ValuesIn(codec_names()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodecOnGpu, ACorruptPacketIsTheErrorOfTheCpu) {
@@ -114,7 +95,7 @@ class DamageOnGpu : public EveryCodecOnGpu {
   static constexpr size_t kRank = 1;  // the packet of rank 0 comes first
 
   void SetUp() override {
-    test::run_ranks_well(2, [&](int rank) {
+    run_ranks_well(2, [&](int rank) {
       calls_[rank] = prepare(world_, {{Collective::kAllReduce, 4000, kFloat32}}, rank);
     });
   }
@@ -136,7 +117,7 @@ class DamageOnGpu : public EveryCodecOnGpu {
                   }}};
   std::vector<CallOnGpu> calls_[2];
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::ValuesIn(test::every_codec()),
+INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::ValuesIn(codec_names()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(DamageOnGpu, IsSeenWithoutAnotherCollective) {
@@ -162,7 +143,7 @@ TEST_P(DamageOnGpu, IsNotToldWhereTheTierFailsSoonAfter) {
   synchronize();
   int looks = 0;
   const auto fail_at_third_look = [&] { ISTHMUS_CHECK(TransportError, ++looks < 3, "rank 0 is lost"); };
-  damaged_tier_->tell_failures(fail_at_third_look, test::kTimeout);
+  damaged_tier_->tell_failures(fail_at_third_look, kTimeout);
   const Outcome outcome = run_ranks(1, [&](int) { communicator(kRank).throw_if_faulted(); }).front();
   EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
   EXPECT_EQ(outcome.text, "rank 0 is lost");
@@ -183,7 +164,7 @@ TEST_P(DamageOnGpu, IsSeenInAReplayOfAGraph) {
   enqueue(0);
   enqueue(1);
   synchronize();
-  std::shared_ptr<test::EmulatedGraph> graphs[2];
+  std::shared_ptr<EmulatedGraph> graphs[2];
   for (size_t r = 0; r < 2; ++r) {
     world_.ranks[r].gpu->begin_capture(world_.ranks[r].stream);
     enqueue(r);
@@ -218,4 +199,4 @@ TEST_P(EveryCodecOnGpu, AbortEndsWhatStreamsWaitFor) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

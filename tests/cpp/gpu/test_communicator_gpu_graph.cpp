@@ -11,19 +11,8 @@
 #include "tests/cpp/support/gpu_calls.h"
 #include "tests/cpp/support/gpu_world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::Call;
-using test::CallOnGpu;
-using test::EmulatedGraph;
-using test::GpuSettings;
-using test::GpuWorld;
-using test::lossy_options;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
 
 // The same units in every step: compressed ones, of which one comes twice, a plain one, and gathers.
 std::vector<Call> calls_of_step(int64_t world_size, uint64_t seed) {
@@ -76,7 +65,7 @@ class Steps {
     expect_results_of_cpu(captured.calls, calls);
   }
 
-  void expect_units_of_cpu() { test::expect_equal_units(*rank_.communicator, cpu_); }
+  void expect_units_of_cpu() { expect_equal_units(*rank_.communicator, cpu_); }
 
  private:
   std::vector<Call> next_calls() { return calls_of_step(world_.size(), 100 * ++step_); }
@@ -97,14 +86,14 @@ class GraphOnEveryMap : public ::testing::TestWithParam<NodeMap> {};
 INSTANTIATE_TEST_SUITE_P(Maps, GraphOnEveryMap,
                          ::testing::Values(NodeMap::parse("1x2", 2), NodeMap::parse("3x1", 3), NodeMap::parse("2x2", 4),
                                            NodeMap({0, 1, 0, 1})),
-                         test::name_of_map);
+                         name_of_map);
 
 TEST_P(GraphOnEveryMap, ReplaysAreStepsAmongOthers) {
-  for (const Options& options : test::every_options()) {
+  for (const Options& options : every_options()) {
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
     const size_t all = calls_of_step(world.size(), 0).size();
-    test::run_ranks_well(world.size(), [&](int rank) {
+    run_ranks_well(world.size(), [&](int rank) {
       Steps steps(world, cpu, rank);
       steps.run_eagerly();
       Steps::Captured step = steps.capture(all, 4);
@@ -122,13 +111,12 @@ TEST_P(GraphOnEveryMap, ReplaysAreStepsAmongOthers) {
 }
 
 class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
-                         test::name_of_codec);
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(every_lossy_options()), name_of_codec);
 
 TEST_P(EveryLossyCodecOnGpu, GathersWithoutTiersOfTheirOwnAreJoinedToo) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam(), GpuSettings{.gather_tiers = false});
   World cpu(world.map, GetParam());
-  test::run_ranks_well(world.size(), [&](int rank) {
+  run_ranks_well(world.size(), [&](int rank) {
     Steps steps(world, cpu, rank);
     steps.run_eagerly();
     Steps::Captured step = steps.capture(6, 6);
@@ -144,10 +132,10 @@ class UnitInGraph : public ::testing::Test {
 
   struct Arrays {
     explicit Arrays(const GpuWorld::Rank& rank)
-        : gradient(*rank.gpu, Array(test::random_values(kElements, 5), kFloat32)),
+        : gradient(*rank.gpu, Array(random_values(kElements, 5), kFloat32).view()),
           shard(*rank.gpu, kElements / 2, kFloat32) {}
-    test::DeviceArray gradient;
-    test::DeviceArray shard;
+    DeviceArray gradient;
+    DeviceArray shard;
   };
 
   void reduce(size_t rank, double scale = 1) {
@@ -167,13 +155,13 @@ class UnitInGraph : public ::testing::Test {
   // What a reduction throws while a graph is captured.
   std::string error_in_capture(double scale) {
     gpu_.begin_capture(stream_);
-    std::string text = test::error_of([&] { reduce(0, scale); });
+    std::string text = error_of([&] { reduce(0, scale); });
     gpu_.end_capture(stream_);
     return text;
   }
 
   GpuWorld world_{NodeMap::parse("2x1", 2), options()};
-  test::EmulatedGpu& gpu_ = *world_.ranks[0].gpu;
+  EmulatedGpu& gpu_ = *world_.ranks[0].gpu;
   const Stream stream_ = world_.ranks[0].stream;
   Arrays arrays_[2] = {Arrays(world_.ranks[0]), Arrays(world_.ranks[1])};
 
@@ -197,15 +185,14 @@ TEST_F(UnitInGraph, ANewUnitIsRefused) {
 
 // Every replay would have the seed of one step.
 TEST(GraphOfASingleTier, IsRefused) {
-  Options options = lossy_options();
-  options.tiers = TierMode::kFlat;
+  Options options = flat_options();
   GpuWorld world(NodeMap::parse("2x1", 2), options);
   const GpuWorld::Rank& rank = world.ranks[0];
-  const test::DeviceArray gradient(*rank.gpu, 200, kFloat32);
-  const test::DeviceArray shard(*rank.gpu, 100, kFloat32);
+  const DeviceArray gradient(*rank.gpu, 200, kFloat32);
+  const DeviceArray shard(*rank.gpu, 100, kFloat32);
   rank.gpu->begin_capture(rank.stream);
   EXPECT_EQ(
-      test::error_of([&] {
+      error_of([&] {
         rank.communicator->reduce_scatter(gradient.buffer(), shard.buffer(), {{"unit", 200, kFloat32}}, rank.stream);
       }),
       "unit \"unit\" is captured into a graph: expected tiers=\"two\", not \"flat\"");
@@ -239,7 +226,7 @@ TEST_F(UnitInGraph, TheDeviceCountsInEveryReplay) {
     }
   }
   synchronize();
-  const Array gradient(test::random_values(kElements, 5), kFloat32);
+  const Array gradient(random_values(kElements, 5), kFloat32);
   for (int step = 0; step < 3; ++step) {
     cpu.reduce_scatter({gradient, gradient}, 1, {});
   }
@@ -265,4 +252,4 @@ TEST_F(UnitInGraph, ACaptureBetweenCollectivesThatAreUnderWay) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

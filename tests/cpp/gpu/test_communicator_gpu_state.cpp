@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,35 +11,21 @@
 #include "tests/cpp/support/gpu_calls.h"
 #include "tests/cpp/support/gpu_world.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-using test::Array;
-using test::Call;
-using test::calls_of_one_step;
-using test::DeviceArray;
-using test::expect_equal_state;
-using test::expect_equal_units;
-using test::expect_results_of_cpu;
-using test::GpuWorld;
-using test::on_both;
-using test::World;
-
-constexpr DataType kFloat32 = DataType::kFloat32;
-
 class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
-                         test::name_of_codec);
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(every_lossy_options()), name_of_codec);
 
 // Settings of tagc by which its passes differ.
 Options rows_by_load() {
-  Options options = test::options_of_codec("tagc");
+  Options options = options_of_codec("tagc");
   options.cell_type = "int8";
   options.ratio = 0;
   options.sparsity = .9;
   return options;
 }
-INSTANTIATE_TEST_SUITE_P(RowsByLoad, EveryLossyCodecOnGpu, ::testing::Values(rows_by_load()), test::name_of_codec);
+INSTANTIATE_TEST_SUITE_P(RowsByLoad, EveryLossyCodecOnGpu, ::testing::Values(rows_by_load()), name_of_codec);
 
 // With measured errors; and after a dense step.
 TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
@@ -84,12 +69,12 @@ TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
   World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
-  test::run_ranks_well(world.size(), [&](int r) {
+  run_ranks_well(world.size(), [&](int r) {
     const GpuWorld::Rank& rank = world.ranks[r];
     for (Lane lane : {Lane::kEncode, Lane::kDecode}) {
       rank.gpu->slow_down(rank.gpu->lane(lane), std::chrono::microseconds(300));
     }
-    std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
+    std::vector<CallOnGpu> prepared = prepare(world, calls, r);
     const auto change = [](Communicator& communicator, int number) {
       if (number == 0) {
         communicator.units().scale_residuals(0.5);
@@ -104,7 +89,7 @@ TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
       run(rank, prepared, calls.size());
       change(*rank.communicator, number);
     }
-    test::Results expected;
+    Results expected;
     for (const int number : {0, 1, 2, 3}) {
       expected = run_on_cpu(*cpu.ranks[r], calls, r);
       change(*cpu.ranks[r], number);
@@ -187,12 +172,12 @@ TEST_P(EveryLossyCodecOnGpu, NothingIsAllocatedInASteadyState) {
 
 // The host waits for the other ranks' answers.
 TEST(UnitsOnGpu, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
-  Options options = test::lossy_options();
+  Options options = lossy_options();
   options.max_units = 1;
   GpuWorld world(NodeMap::parse("2x2", 4), options);
-  test::run_ranks_well(world.size(), [&](int r) {
+  run_ranks_well(world.size(), [&](int r) {
     const GpuWorld::Rank& rank = world.ranks[r];
-    DeviceArray gradient(*rank.gpu, Array(test::random_values(8000, 5), kFloat32));
+    DeviceArray gradient(*rank.gpu, Array(random_values(8000, 5), kFloat32).view());
     DeviceArray shard(*rank.gpu, 2000, kFloat32);
     for (const uint64_t owner : {1, 2, 3}) {
       UnitKey key{"unit", 8000, kFloat32};
@@ -209,4 +194,4 @@ TEST(UnitsOnGpu, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -20,16 +20,8 @@
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/weights.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::delta_options;
-using test::DeviceArray;
-using test::GpuSettings;
-using test::GpuWorld;
-using test::key_of;
-using test::Weights;
 
 // One gather on one rank, whose input is made on the caller's stream.
 class GatherOnGpu {
@@ -60,7 +52,7 @@ class GatherOnGpu {
   }
   // Waits for the GPU.
   bool is_right() const { return is(expected_); }
-  bool is(const Array& expected) const { return gathered_.read().bytes() == expected.bytes(); }
+  bool is(const Array& expected) const { return gathered_.get().bytes() == expected.bytes(); }
 
  private:
   GpuWorld::Rank& rank_;
@@ -73,12 +65,24 @@ class GatherOnGpu {
 };
 
 void gather(GpuWorld& world, const Array& whole) {
-  test::run_ranks_well(world.size(), [&](int rank) {
+  run_ranks_well(world.size(), [&](int rank) {
     GatherOnGpu gather(world, rank, whole);
     gather.start();
     EXPECT_TRUE(gather.is_right()) << "rank " << rank;
   });
 }
+
+// Two nodes of one rank each, which have gathered these weights once.
+class TwoNodes : public ::testing::Test {
+ protected:
+  TwoNodes() { gather(world_, weights_.array()); }
+  // A gather on one rank, begun or not.
+  GatherOnGpu& add(int rank) { return gathers_.emplace_back(world_, rank, weights_.array()); }
+
+  GpuWorld world_{NodeMap::parse("2x1", 2), delta_options()};
+  Weights weights_{4000, DataType::kBFloat16};
+  std::deque<GatherOnGpu> gathers_;
+};
 
 // The host does not wait for decodings, and goes on to the next units.
 TEST(GpuWeights, ManyUnitsAreUnderWay) {
@@ -93,7 +97,7 @@ TEST(GpuWeights, ManyUnitsAreUnderWay) {
       values[unit].push_back(weights.array());
     }
   }
-  test::run_ranks_well(4, [&](int rank) {
+  run_ranks_well(4, [&](int rank) {
     std::deque<GatherOnGpu> gathers;
     for (int step = 0; step < kSteps; ++step) {
       for (int pass = 0; pass < 2; ++pass) {
@@ -129,7 +133,7 @@ TEST(GpuWeights, HalvesAreFinishedInAnyOrder) {
       values[step].push_back(of_unit.array());
     }
   }
-  test::run_ranks_well(4, [&](int number) {
+  run_ranks_well(4, [&](int number) {
     const GpuWorld::Rank& rank = world.ranks[number];
     std::deque<GatherOnGpu> gathers;
     DeviceArray gradient(*rank.gpu, 4000, DataType::kFloat32);
@@ -162,7 +166,7 @@ TEST(GpuWeights, AGatherThatIsGivenUpChangesNothing) {
   weights.move(1e-3);
   const Array unused = weights.array();
   weights.move(1e-3);
-  test::run_ranks_well(4, [&](int number) {
+  run_ranks_well(4, [&](int number) {
     std::deque<GatherOnGpu> gathers;
     for (int times = 0; times < 5; ++times) {
       gathers.emplace_back(world, number, unused).begin();
@@ -177,54 +181,39 @@ TEST(GpuWeights, AGatherThatIsGivenUpChangesNothing) {
   EXPECT_EQ(stats.weights.whole, (std::map<Reason, int64_t>{{Reason::kFirstGather, 1}}));
 }
 
-TEST(GpuWeights, AGatherIsNotFinishedAfterALaterOneOfItsUnit) {
-  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array());
-  std::deque<GatherOnGpu> early;
-  for (int number = 0; number < 2; ++number) {
-    early.emplace_back(world, number, weights.array());
-  }
-  test::run_ranks_well(2, [&](int number) {
-    early[number].begin();
-    GatherOnGpu late(world, number, weights.array());
+TEST_F(TwoNodes, AGatherIsNotFinishedAfterALaterOneOfItsUnit) {
+  add(0);
+  add(1);
+  run_ranks_well(2, [&](int number) {
+    gathers_[number].begin();
+    GatherOnGpu late(world_, number, weights_.array());
     late.start();
     EXPECT_TRUE(late.is_right());
   });
-  const test::Outcome outcome = test::run_ranks(1, [&](int number) { early[number].finish(); })[0];
+  const Outcome outcome = run_ranks(1, [&](int number) { gathers_[number].finish(); })[0];
   EXPECT_TRUE(outcome.threw<Error>());
   EXPECT_NE(outcome.text.find("unit \"unit\": gather 1 of its weights is waited for too late"), std::string::npos)
       << outcome.text;
 }
 
 // A rank begins alone: nothing in the first half waits for its peers, whose first halves may come after other calls.
-TEST(GpuWeights, TheFirstHalfDoesNotWait) {
-  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array());
-  std::deque<GatherOnGpu> gathers;
-  for (int number = 0; number < 2; ++number) {
-    gathers.emplace_back(world, number, weights.array()).begin();  // in one thread
-  }
-  test::run_ranks_well(2, [&](int number) { gathers[number].finish(); });
-  EXPECT_TRUE(gathers[0].is_right() && gathers[1].is_right());
+TEST_F(TwoNodes, TheFirstHalfDoesNotWait) {
+  add(0).begin();  // in one thread
+  add(1).begin();
+  run_ranks_well(2, [&](int number) { gathers_[number].finish(); });
+  EXPECT_TRUE(gathers_[0].is_right() && gathers_[1].is_right());
 }
 
 // The packets of the others wait for this rank's on their GPUs, until whoever watches them aborts.
-TEST(GpuWeights, ARankThatNeverWaitsFailsTheOthers) {
-  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array());
-  weights.move(1e-3);
-  std::deque<GatherOnGpu> gathers;
-  for (int number = 0; number < 2; ++number) {
-    gathers.emplace_back(world, number, weights.array()).begin();
-  }
-  gathers[0].finish();
-  world.ranks[0].communicator->abort();
-  const test::Outcome outcome = test::run_ranks(1, [&](int) {
-    gathers[0].is_right();
-    world.ranks[0].communicator->throw_if_faulted();
+TEST_F(TwoNodes, ARankThatNeverWaitsFailsTheOthers) {
+  weights_.move(1e-3);
+  add(0).begin();
+  add(1).begin();
+  gathers_[0].finish();
+  world_.ranks[0].communicator->abort();
+  const Outcome outcome = run_ranks(1, [&](int) {
+    gathers_[0].is_right();
+    world_.ranks[0].communicator->throw_if_faulted();
   })[0];
   EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
 }
@@ -249,15 +238,15 @@ TEST(GpuWeights, TheyDoNotQueueBehindReductions) {
   GpuWorld world(NodeMap::parse("2x2", 4), delta_options());
   Weights weights(8000, DataType::kBFloat16);
   gather(world, weights.array());
-  test::Mark released;
+  Mark released;
   for (const GpuWorld::Rank& rank : world.ranks) {
     for (const Lane lane : {Lane::kIntra, Lane::kEncode, Lane::kInter, Lane::kDecode}) {
       rank.gpu->enqueue(rank.gpu->lane(lane), "hold", {}, [&] { released.wait(); });
     }
   }
   weights.move(1e-3);
-  std::deque<test::Mark> gathered(4);
-  test::run_ranks_well(4, [&](int number) {
+  std::deque<Mark> gathered(4);
+  run_ranks_well(4, [&](int number) {
     const GpuWorld::Rank& rank = world.ranks[number];
     const ConstBuffer whole = weights.array().view();
     DeviceArray there(*rank.gpu, whole.num_elements, whole.dtype);  // of no defined contents
@@ -273,13 +262,11 @@ TEST(GpuWeights, TheyDoNotQueueBehindReductions) {
 // Until the host sees the fault nobody computes with the weights before.
 TEST(GpuWeights, NaNIsGatheredWhereAPacketIsRefused) {
   std::atomic<bool> damages = false;
-  const auto damage = [&](const std::string& operation, Buffer out) {
-    if (operation == "all_gather_uneven" && damages) {
-      out.as<std::byte>()[out.num_elements / 2] ^= std::byte{4};
-    }
-  };
+  const auto damage = after("all_gather_uneven", [&](Buffer out) {
+    out.as<std::byte>()[out.num_elements / 2] ^= damages ? std::byte{4} : std::byte{0};
+  });
   GpuWorld world(NodeMap::parse("2x2", 4), delta_options(),
-                 GpuSettings{.wrap = test::hook(1, &Tiers::gather_inter, nullptr, damage)});
+                 GpuSettings{.wrap = hook(1, &Tiers::gather_inter, nullptr, damage)});
   Weights weights(8000, DataType::kBFloat16);
   gather(world, weights.array());
   weights.move(1e-3);
@@ -287,7 +274,7 @@ TEST(GpuWeights, NaNIsGatheredWhereAPacketIsRefused) {
   Array spoilt = weights.array();
   const Buffer of_rank_3 = spoilt.buffer().part(3, 2000);
   std::memset(of_rank_3.data, 0xff, static_cast<size_t>(of_rank_3.bytes()));
-  test::run_ranks_well(4, [&](int rank) {
+  run_ranks_well(4, [&](int rank) {
     GatherOnGpu gather(world, rank, weights.array());
     gather.start();
     EXPECT_TRUE(rank < 2 ? gather.is(spoilt) : gather.is_right()) << "rank " << rank;
@@ -295,13 +282,10 @@ TEST(GpuWeights, NaNIsGatheredWhereAPacketIsRefused) {
   EXPECT_THROW(world.ranks[1].communicator->throw_if_faulted(), PacketError);
 }
 
-TEST(GpuWeights, InAGraphTheyCrossWhole) {
-  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array());
-  test::run_ranks_well(2, [&](int number) {
-    GpuWorld::Rank& rank = world.ranks[number];
-    GatherOnGpu captured(world, number, weights.array());
+TEST_F(TwoNodes, InAGraphTheyCrossWhole) {
+  run_ranks_well(2, [&](int number) {
+    GpuWorld::Rank& rank = world_.ranks[number];
+    GatherOnGpu captured(world_, number, weights_.array());
     rank.gpu->begin_capture(rank.stream);
     captured.start();
     const auto graph = rank.gpu->end_capture(rank.stream);
@@ -310,22 +294,22 @@ TEST(GpuWeights, InAGraphTheyCrossWhole) {
       EXPECT_TRUE(captured.is_right());
     }
   });
-  EXPECT_EQ(world.ranks[0].communicator->stats().weights.whole,
+  EXPECT_EQ(world_.ranks[0].communicator->stats().weights.whole,
             (std::map<Reason, int64_t>{{Reason::kInGraph, 1}, {Reason::kFirstGather, 1}}));
-  weights.move(1e-3);
-  gather(world, weights.array());  // differs from what crossed before the graph
-  EXPECT_EQ(world.ranks[0].communicator->stats().weights.whole.size(), 2);
+  weights_.move(1e-3);
+  gather(world_, weights_.array());  // differs from what crossed before the graph
+  EXPECT_EQ(world_.ranks[0].communicator->stats().weights.whole.size(), 2);
 }
 
 // One rank gathers, after prepare(), and another thread aborts its communicator once it waits for the headers.
-test::Outcome gather_and_abort(GpuWorld& world, const std::function<void()>& prepare) {
+Outcome gather_and_abort(GpuWorld& world, const std::function<void()>& prepare) {
   std::thread aborts([&] {
     while (world.ranks[0].communicator->phase() != std::string("inter all-gather of headers")) {
       std::this_thread::yield();
     }
     world.ranks[0].communicator->abort();
   });
-  const auto outcomes = test::run_ranks(1, [&](int rank) {
+  const auto outcomes = run_ranks(1, [&](int rank) {
     GatherOnGpu gather(world, rank, Weights(4000, DataType::kBFloat16).array());
     prepare();
     gather.start();
@@ -336,16 +320,16 @@ test::Outcome gather_and_abort(GpuWorld& world, const std::function<void()>& pre
 
 TEST(GpuWeights, AnAbortEndsTheWaitForAPeerThatNeverComes) {
   GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  const test::Outcome outcome = gather_and_abort(world, [] {});
+  const Outcome outcome = gather_and_abort(world, [] {});
   EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
 }
 
 // The lane stands still until the host has returned.
 TEST(GpuWeights, AnAbortEndsTheWaitForAGpuThatDoesNotAnswer) {
   GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  test::Mark released;
-  const test::Outcome outcome = gather_and_abort(world, [&] {
-    test::EmulatedGpu& gpu = *world.ranks[0].gpu;
+  Mark released;
+  const Outcome outcome = gather_and_abort(world, [&] {
+    EmulatedGpu& gpu = *world.ranks[0].gpu;
     gpu.enqueue(gpu.lane(Lane::kGatherInter), "hold", {}, [&] { released.wait(); });
   });
   released.set();
@@ -354,4 +338,4 @@ TEST(GpuWeights, AnAbortEndsTheWaitForAGpuThatDoesNotAnswer) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

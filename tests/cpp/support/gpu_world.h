@@ -3,11 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -16,33 +14,6 @@
 #include "tests/cpp/support/world.h"
 
 namespace isthmus::test {
-
-// Elements in the memory of a GPU.
-class DeviceArray {
- public:
-  DeviceArray(EmulatedGpu& gpu, int64_t num_elements, DataType dtype)
-      : gpu_(&gpu),
-        memory_(gpu.allocate(num_elements * element_bytes(dtype))),
-        buffer_{memory_.get(), num_elements, dtype} {}
-  DeviceArray(EmulatedGpu& gpu, const Array& values)
-      : DeviceArray(gpu, values.view().num_elements, values.view().dtype) {
-    write(values);
-  }
-
-  Buffer buffer() const { return buffer_; }
-  // Both wait for the GPU.
-  void write(const Array& values) { gpu_->write(values.view(), buffer_); }
-  Array read() const {
-    Array values(buffer_.num_elements, buffer_.dtype);
-    gpu_->read(buffer_, values.buffer());
-    return values;
-  }
-
- private:
-  EmulatedGpu* gpu_;
-  DeviceMemory memory_;
-  Buffer buffer_;
-};
 
 struct GpuSettings {
   uint32_t seed = 1;
@@ -59,18 +30,16 @@ class GpuWorld {
     Stream stream;  // of the caller
     Stream other_stream;
     std::shared_ptr<EmulatedTransport> intra;
-    std::shared_ptr<EmulatedTransport> inter;
     std::shared_ptr<EmulatedTransport> gather_intra;
-    std::shared_ptr<EmulatedTransport> gather_inter;
-    std::shared_ptr<EmulatedTransport> flat;
+    Tiers tiers;  // all of them: work that is under way outlives the communicator
     std::unique_ptr<Communicator> communicator;
   };
 
   GpuWorld(const NodeMap& node_map, const Options& options, const GpuSettings& settings = {})
-      : map(node_map), hub_(map, settings.timeout), gather_hub_(map, settings.timeout) {
+      : map(node_map), hub(map, settings.timeout), gather_hub(map, settings.timeout) {
     for (int r = 0; r < map.world_size(); ++r) {
-      Tiers on_streams = hub_.tiers(map, r);
-      const Tiers gathers = gather_hub_.tiers(map, r);
+      Tiers on_streams = hub.tiers(map, r);
+      const Tiers gathers = gather_hub.tiers(map, r);
       on_streams.gather_intra = gathers.intra;
       on_streams.gather_inter = gathers.inter;
       if (settings.wrap) {
@@ -83,16 +52,14 @@ class GpuWorld {
       const auto enqueued = [&](const std::shared_ptr<Transport>& tier, bool between_nodes) {
         return std::make_shared<EmulatedTransport>(rank.gpu, tier, between_nodes, settings.sums);
       };
-      rank.intra = enqueued(on_streams.intra, false);
-      rank.inter = enqueued(on_streams.inter, true);
-      Tiers tiers = {.intra = rank.intra, .inter = rank.inter, .flat = {}, .gather_intra = {}, .gather_inter = {}};
+      Tiers tiers = {.intra = rank.intra = enqueued(on_streams.intra, false),
+                     .inter = enqueued(on_streams.inter, true),
+                     .flat = options.tiers == TierMode::kFlat ? enqueued(on_streams.flat, true) : nullptr};
       if (settings.gather_tiers) {
         tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
-        tiers.gather_inter = rank.gather_inter = enqueued(on_streams.gather_inter, true);
+        tiers.gather_inter = enqueued(on_streams.gather_inter, true);
       }
-      if (options.tiers == TierMode::kFlat) {
-        tiers.flat = rank.flat = enqueued(on_streams.flat, true);
-      }
+      rank.tiers = tiers;
       rank.communicator = std::make_unique<Communicator>(map, r, tiers, options, rank.gpu);
     }
   }
@@ -108,12 +75,8 @@ class GpuWorld {
   int size() const { return map.world_size(); }
 
   NodeMap map;
-
- private:
-  InProcessHub hub_;
-  InProcessHub gather_hub_;
-
- public:
+  InProcessHub hub;
+  InProcessHub gather_hub;
   std::vector<Rank> ranks;
 };
 
@@ -176,7 +139,7 @@ class CallOnGpu {
   CallOnGpu(EmulatedGpu& gpu, const Call& call, int rank, int world_size)
       : gpu_(gpu),
         call_(call),
-        source_(gpu, call.input(rank, world_size)),
+        source_(gpu, call.input(rank, world_size).view()),
         in_(gpu, call.input_elements(world_size), call.dtype),
         out_(gpu, call.output_elements(world_size), call.dtype),
         result_(gpu, call.output_elements(world_size), call.dtype) {}
@@ -194,9 +157,9 @@ class CallOnGpu {
     gpu_.clear(in_.buffer(), stream);
     gpu_.clear(out_.buffer(), stream);
   }
-  void write(const Array& input) { source_.write(input); }
+  void write(const Array& input) { source_.set(input.view()); }
   // Waits for the GPU.
-  Array result() const { return result_.read(); }
+  Array result() const { return result_.get(); }
 
  private:
   EmulatedGpu& gpu_;
@@ -247,12 +210,18 @@ inline void expect_results(const std::vector<CallOnGpu>& on_gpu, const std::vect
   }
 }
 
-// The same calls in the same order on both: equal bits.
-inline void expect_results_of_cpu(GpuWorld& world, World& cpu, const std::vector<Call>& calls, size_t in_flight) {
+// The same calls in the same order on both, which enqueue(rank, prepared) has each rank's GPU do: equal bits.
+template <typename Enqueue>
+void expect_enqueued_as_on_cpu(GpuWorld& world, World& cpu, const std::vector<Call>& calls, const Enqueue& enqueue) {
   run_ranks_well(world.size(), [&](int rank) {
     std::vector<CallOnGpu> prepared = prepare(world, calls, rank);
-    run(world.ranks[rank], prepared, in_flight);
+    enqueue(world.ranks[rank], prepared);
     expect_results(prepared, calls, run_on_cpu(*cpu.ranks[rank], calls, rank), rank);
+  });
+}
+inline void expect_results_of_cpu(GpuWorld& world, World& cpu, const std::vector<Call>& calls, size_t in_flight) {
+  expect_enqueued_as_on_cpu(world, cpu, calls, [&](const GpuWorld::Rank& rank, std::vector<CallOnGpu>& prepared) {
+    run(rank, prepared, in_flight);
   });
 }
 

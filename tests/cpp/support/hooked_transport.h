@@ -83,12 +83,33 @@ class HookedTransport final : public Transport {
   std::chrono::milliseconds delay_{};
 };
 
-// For a World: one tier of `hooked_rank` passes `before` and `after` what it does.
-inline auto hook(int hooked_rank, std::shared_ptr<Transport> Tiers::*tier, HookedTransport::Before before,
-                 HookedTransport::After after) {
+// Hooks of one kind of operation.
+template <typename Action>
+HookedTransport::Before before(const std::string& name, const Action& action) {
+  return [=](const std::string& operation, ConstBuffer in) {
+    if (operation == name) {
+      action(in);
+    }
+  };
+}
+template <typename Action>
+HookedTransport::After after(const std::string& name, const Action& action) {
+  return [=](const std::string& operation, Buffer out) {
+    if (operation == name) {
+      action(out);
+    }
+  };
+}
+
+// The bytes that a hook may change before they are sent.
+inline std::byte* bytes_of(ConstBuffer in) { return static_cast<std::byte*>(const_cast<void*>(in.data)); }
+
+// For a World: one tier of `hooked_rank` passes both hooks what it does.
+inline auto hook(int hooked_rank, std::shared_ptr<Transport> Tiers::*tier, HookedTransport::Before before_hook,
+                 HookedTransport::After after_hook) {
   return [=](int rank, Tiers tiers) {
     if (rank == hooked_rank) {
-      tiers.*tier = std::make_shared<HookedTransport>(tiers.*tier, before, after);
+      tiers.*tier = std::make_shared<HookedTransport>(tiers.*tier, before_hook, after_hook);
     }
     return tiers;
   };

@@ -74,7 +74,7 @@ class OneThreadExecutor {
   static void clear(void* memory, int64_t bytes) { std::memset(memory, 0, static_cast<size_t>(bytes)); }
 
   template <typename Pass>
-  void run(const Pass& pass, int64_t /*max_groups*/, int64_t shared_bytes) {
+  void run(const Pass& pass, int64_t /*max_groups*/, int64_t shared_bytes = kernels::most_shared_bytes<Pass>()) {
     constexpr int kGarbage = 0xa5;
     const auto shared = std::make_unique<std::byte[]>(static_cast<size_t>(shared_bytes));
     std::memset(shared.get(), kGarbage, static_cast<size_t>(shared_bytes));

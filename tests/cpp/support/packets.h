@@ -1,6 +1,7 @@
 // What tests of all codecs share: packets, buffers of float32 values, and their bits.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -11,17 +12,23 @@
 
 namespace isthmus {
 
-// A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
+// Memory as codecs' contract wants it: 64-byte aligned, dirty before it is written, and of exactly this size unless
+// bytes behind it are to show whether something writes there.
 struct Packet {
-  explicit Packet(int64_t num_bytes) : memory(allocate_aligned(num_bytes)), bytes(num_bytes) {
-    std::memset(memory.get(), 0xa5, num_bytes);
+  explicit Packet(int64_t num_bytes, int64_t bytes_behind = 0)
+      : memory(allocate_aligned(num_bytes + bytes_behind)), bytes(num_bytes), behind(bytes_behind) {
+    std::memset(memory.get(), 0xa5, num_bytes + bytes_behind);
   }
-  uint8_t* data() { return reinterpret_cast<uint8_t*>(memory.get()); }
-  std::vector<uint8_t> copy() { return {data(), data() + bytes}; }
-  Buffer buffer() { return {memory.get(), bytes, DataType::kByte}; }
+  uint8_t* data() const { return reinterpret_cast<uint8_t*>(memory.get()); }
+  std::vector<uint8_t> copy() const { return {data(), data() + bytes}; }
+  Buffer buffer() const { return {memory.get(), bytes, DataType::kByte}; }
+  bool ends_intact() const {
+    return std::all_of(data() + bytes, data() + bytes + behind, [](uint8_t byte) { return byte == 0xa5; });
+  }
 
   AlignedMemory memory;
   int64_t bytes;
+  int64_t behind;
 };
 
 inline Packet new_packet(const Codec& codec, int64_t num_elements) { return Packet(codec.packet_bytes(num_elements)); }

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,13 +51,12 @@ class WeightWorld {
       return gathered;
     }
     const GpuWorld::Rank& here = gpu_->ranks[rank];
-    const DeviceArray shard_there(*here.gpu, shard.num_elements, shard.dtype);
+    const DeviceArray shard_there(*here.gpu, shard);
     const DeviceArray gathered_there(*here.gpu, values.num_elements, values.dtype);
-    here.gpu->write(shard, shard_there.buffer());
     const EventPtr done = here.communicator->gather_weights(shard_there.buffer(), gathered_there.buffer(),
                                                             key_of(name, values), here.stream);
     here.gpu->wait(done, here.stream);
-    gathered = gathered_there.read();
+    gathered = gathered_there.get();
     here.communicator->throw_if_faulted();
     return gathered;
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/weights/weight_packet.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
 #include "isthmus/unit.h"
@@ -26,27 +27,43 @@ inline UnitKey key_of(const std::string& name, ConstBuffer gathered) {
 
 // Weights as they are trained, and what a step of AdamW makes of them.
 inline std::vector<double> weights(int64_t count, uint64_t seed = 1) {
-  std::vector<double> values = test::random_values(count, seed);
+  std::vector<double> values = random_values(count, seed);
   for (double& value : values) {
     value *= 0.02;
   }
   return values;
 }
 inline std::vector<double> moved(std::vector<double> values, double learning_rate, uint64_t seed = 2) {
-  const std::vector<double> directions = test::random_values(static_cast<int64_t>(values.size()), seed);
+  const std::vector<double> directions = random_values(static_cast<int64_t>(values.size()), seed);
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] += learning_rate * 0.2 * directions[i];
   }
   return values;
 }
 
+// The CPU's packet from one shard to another, and what it makes of a replica. Throws PacketError.
+inline std::vector<uint8_t> packet_of(ConstBuffer before, ConstBuffer now) {
+  const int64_t most_bytes = WeightPackets::most_bytes(now);
+  std::vector<uint8_t> packet(static_cast<size_t>(most_bytes + WeightPackets::kMarginBytes));
+  const int64_t bytes = WeightPackets().encode(before, now, {packet.data(), most_bytes, DataType::kByte});
+  packet.resize(static_cast<size_t>(bytes));
+  return packet;
+}
+inline void decode_into(Buffer replica, std::vector<uint8_t> packet) {
+  const auto bytes = static_cast<int64_t>(packet.size());
+  packet.resize(packet.size() + WeightPackets::kMarginBytes);
+  WeightPackets().decode({packet.data(), bytes, DataType::kByte}, replica);
+}
+
+inline const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
+
 // A model's weights, which every rank has a chunk of.
 class Weights {
  public:
-  Weights(int64_t num_elements, DataType dtype) : values_(test::random_values(num_elements, 3)), dtype_(dtype) {}
+  Weights(int64_t num_elements, DataType dtype) : values_(random_values(num_elements, 3)), dtype_(dtype) {}
 
   void move(double distance) {
-    const std::vector<double> directions = test::random_values(static_cast<int64_t>(values_.size()), ++seed_);
+    const std::vector<double> directions = random_values(static_cast<int64_t>(values_.size()), ++seed_);
     for (size_t i = 0; i < values_.size(); ++i) {
       values_[i] += distance * directions[i];
     }

@@ -12,9 +12,9 @@
 
 #include "isthmus/codec_type.h"
 #include "isthmus/communicator.h"
+#include "tests/cpp/support/in_process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/typed_data.h"
-#include "transport/in_process.h"
 
 namespace isthmus::test {
 
@@ -29,16 +29,6 @@ inline Options exact_options() {
   return options;
 }
 
-inline Options lossy_options() {
-  Options options;
-  options.codec = "tagc";
-  options.min_elements = 0;
-  return options;
-}
-
-// All codecs, so the default is among them.
-inline std::vector<std::string> every_codec() { return codec_names(); }
-
 // `codec` with the settings that are its defaults.
 inline Options options_of_codec(const std::string& codec) {
   Options options;
@@ -46,11 +36,17 @@ inline Options options_of_codec(const std::string& codec) {
   options.min_elements = 0;
   return options;
 }
+inline Options lossy_options() { return options_of_codec("tagc"); }
+inline Options flat_options() {
+  Options options = lossy_options();
+  options.tiers = TierMode::kFlat;
+  return options;
+}
 
 // What loses something on its way, and may keep state: the default codec as it is and with a residual, and the others.
 inline std::vector<Options> every_lossy_options() {
   std::vector<Options> all;
-  for (const std::string& codec : every_codec()) {
+  for (const std::string& codec : codec_names()) {
     if (codec != "none") {
       all.push_back(options_of_codec(codec));
     }
@@ -59,6 +55,11 @@ inline std::vector<Options> every_lossy_options() {
       all.back().error_feedback = ErrorFeedback::kOn;
     }
   }
+  return all;
+}
+inline std::vector<Options> every_lossy_options_of_both_tiers() {
+  std::vector<Options> all = every_lossy_options();
+  all.push_back(flat_options());
   return all;
 }
 inline std::vector<Options> every_options() {
@@ -87,31 +88,37 @@ class World {
   int size() const { return map.world_size(); }
 
   // Every rank's shard, end to end: where inputs[r] is rank r's gradient.
+  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, const Reduction& reduction) {
+    Array whole(inputs.front().num_elements(), inputs.front().view().dtype);
+    run_ranks_well(size(), [&](int rank) {
+      const Buffer shard = whole.buffer().part(rank, whole.num_elements() / size());
+      ranks[rank]->reduce_scatter(inputs[rank].view(), shard, reduction);
+    });
+    return whole.values();
+  }
   std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, std::optional<Reason> why_exact,
                                      const std::string& unit = "unit") {
-    std::vector<std::vector<double>> shards(static_cast<size_t>(size()));
-    run_ranks_well(size(), [&](int rank) {
-      const ConstBuffer gradient = inputs[rank].view();
-      Array shard(gradient.num_elements / size(), gradient.dtype);
-      ranks[rank]->reduce_scatter(gradient, shard.buffer(),
-                                  {{unit, gradient.num_elements, gradient.dtype}, scale, why_exact});
-      shards[rank] = shard.values();
-    });
-    std::vector<double> whole;
-    for (const std::vector<double>& shard : shards) {
-      whole.insert(whole.end(), shard.begin(), shard.end());
-    }
-    return whole;
+    const ConstBuffer first = inputs.front().view();
+    return reduce_scatter(inputs, {{unit, first.num_elements, first.dtype}, scale, why_exact});
   }
 
   // What every rank got.
-  std::vector<Array> all_reduce(std::vector<Array> inputs, double scale, std::optional<Reason> why_exact,
-                                const std::string& unit = "unit") {
-    run_ranks_well(size(), [&](int rank) {
-      const Buffer data = inputs[rank].buffer();
-      ranks[rank]->all_reduce(data, {{unit, data.num_elements, data.dtype, Collective::kAllReduce}, scale, why_exact});
-    });
+  std::vector<Array> all_reduce(std::vector<Array> inputs, const Reduction& reduction) {
+    run_ranks_well(size(), [&](int rank) { ranks[rank]->all_reduce(inputs[rank].buffer(), reduction); });
     return inputs;
+  }
+  std::vector<Array> all_reduce(const std::vector<Array>& inputs, double scale, std::optional<Reason> why_exact,
+                                const std::string& unit = "unit") {
+    const ConstBuffer first = inputs.front().view();
+    return all_reduce(inputs, {{unit, first.num_elements, first.dtype, Collective::kAllReduce}, scale, why_exact});
+  }
+
+  // On every rank, one after another.
+  template <typename Action>
+  void on_units(const Action& action) {
+    for (const auto& communicator : ranks) {
+      action(communicator->units());
+    }
   }
 
   NodeMap map;
@@ -156,23 +163,17 @@ inline std::string name_of_map(const ::testing::TestParamInfo<NodeMap>& paramete
   return name;
 }
 
-// In float64, of the values as they are in their type.
-inline std::vector<double> sum_of(const std::vector<Array>& inputs) {
+// In float64, of the values as they are in their type, or of what of_value() makes of each.
+template <typename OfValue = std::identity>
+std::vector<double> sum_of(const std::vector<Array>& inputs, OfValue of_value = {}) {
   std::vector<double> sum(inputs.front().values().size());
   for (const Array& input : inputs) {
-    const std::vector<double> values = input.values();
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(), std::plus<>());
+    std::ranges::transform(input.values(), sum, sum.begin(), std::plus<>(), of_value);
   }
   return sum;
 }
 inline std::vector<double> sum_of_magnitudes(const std::vector<Array>& inputs) {
-  std::vector<double> sum(inputs.front().values().size());
-  for (const Array& input : inputs) {
-    const std::vector<double> values = input.values();
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(),
-                   [](double value, double total) { return total + std::fabs(value); });
-  }
-  return sum;
+  return sum_of(inputs, [](double value) { return std::fabs(value); });
 }
 
 }  // namespace isthmus::test

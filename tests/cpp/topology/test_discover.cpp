@@ -2,7 +2,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -274,24 +274,18 @@ class WithNvml : public Discover {
   made_up_nvml* said_;
 };
 
-const std::vector<const char*> kTwelve = {"",
-                                          "",
-                                          "",
-                                          "",
-                                          "",
-                                          "",
-                                          "0000:C0:00.0",
-                                          "0000:C0:00.0",
-                                          "0000:C0:00.0",
-                                          "0000:C0:00.0",
-                                          "0000:C0:00.0",
-                                          "0000:C0:00.0"};
+// Six of a switch that is hidden, and six of one that is not.
+std::vector<const char*> switch_links(size_t count) {
+  std::vector<const char*> links(count, "0000:C0:00.0");
+  std::fill_n(links.begin(), 6, "");
+  return links;
+}
 
 TEST_F(WithNvml, LinksThroughSwitchesJoinEveryPair) {
   for (const char* bus_id : {"0000:13:00.0", "0000:14:00.0", "0000:83:00.0"}) {
-    gpu(bus_id, kTwelve);
+    gpu(bus_id, switch_links(12));
   }
-  gpu("0000:84:00.0", {kTwelve.begin(), kTwelve.begin() + 8});
+  gpu("0000:84:00.0", switch_links(8));
   const Machine machine = found(eight_devices(), asked());
   EXPECT_EQ(machine.link(0, 2).kind, "NV12");
   EXPECT_EQ(machine.link(0, 2).speed_gbit_s, 2400);

@@ -9,14 +9,12 @@
 #include <vector>
 
 #include "tests/cpp/support/error_of.h"
+#include "tests/cpp/support/in_process.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tier_under_test.h"
-#include "transport/in_process.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::run_ranks_well;
 
 // All ranks in one tier.
 std::vector<std::shared_ptr<Transport>> endpoints(const std::vector<int>& node_of_rank) {
@@ -31,7 +29,7 @@ std::vector<std::shared_ptr<Transport>> endpoints(const std::vector<int>& node_o
 }
 
 // Ranks are threads.
-class InProcessTier final : public test::TierUnderTest {
+class InProcessTier final : public TierUnderTest {
  public:
   explicit InProcessTier(const std::vector<int>& node_of_rank) : transports_(endpoints(node_of_rank)) {}
 
@@ -53,7 +51,7 @@ TEST(InProcess, RanksWithDifferentCallsGetAnErrorThatNamesBoth) {
     const Buffer in{values.data(), 8, DataType::kFloat32};
     const Buffer out{received.data(), 8, DataType::kFloat32};
     errors[rank] =
-        test::error_of([&] { rank == 0 ? tier[rank]->all_to_all(in, out, {}) : tier[rank]->pass_on(in, out, {}); });
+        error_of([&] { rank == 0 ? tier[rank]->all_to_all(in, out, {}) : tier[rank]->pass_on(in, out, {}); });
   });
   for (const std::string& error : errors) {
     EXPECT_EQ(error,
@@ -64,10 +62,10 @@ TEST(InProcess, RanksWithDifferentCallsGetAnErrorThatNamesBoth) {
 
 }  // namespace
 
-int test::max_ranks() { return 5; }
+int max_ranks() { return 5; }
 
-std::unique_ptr<test::TierUnderTest> test::make_tier(const std::vector<int>& node_of_rank) {
+std::unique_ptr<TierUnderTest> make_tier(const std::vector<int>& node_of_rank) {
   return std::make_unique<InProcessTier>(node_of_rank);
 }
 
-}  // namespace isthmus
+}  // namespace isthmus::test

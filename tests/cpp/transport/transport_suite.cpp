@@ -1,7 +1,7 @@
 // What every transport has to do. Linked into the executable of each of them.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,23 +9,17 @@
 #include "tests/cpp/support/tier_under_test.h"
 #include "tests/cpp/support/typed_data.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::kFloatingTypes;
-using test::make_tier;
-using test::max_ranks;
 
 std::vector<int> one_node(int size) { return std::vector<int>(static_cast<size_t>(size), 0); }
 
-// A tier of every size on one node, and one with links of both kinds, which uses a ring.
-std::vector<std::vector<int>> all_tiers() {
-  std::vector<std::vector<int>> tiers = {{0, 0, 1, 1}};
+// Of every size on one node, and one with links of both kinds, which uses a ring. body(size, tier).
+void on_each_tier(const std::function<void(int, TierUnderTest&)>& body) {
+  body(4, *make_tier({0, 0, 1, 1}));
   for (int size = 1; size <= max_ranks(); ++size) {
-    tiers.push_back(one_node(size));
+    body(size, *make_tier(one_node(size)));
   }
-  return tiers;
 }
 
 // Small integers: exact in every type, and sums of five of them too. Different for each rank and place.
@@ -40,12 +34,10 @@ Array make_input(int rank, int64_t count, DataType dtype) {
 }
 
 TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
-  for (const std::vector<int>& nodes : all_tiers()) {
-    const auto size = static_cast<int>(nodes.size());
-    const auto tier = make_tier(nodes);
+  on_each_tier([&](int size, TierUnderTest& tier) {
     for (const DataType dtype : kFloatingTypes) {
       for (const int64_t part : {0, 1, 13}) {
-        tier->run_well([&](int rank, Transport& transport) {
+        tier.run_well([&](int rank, Transport& transport) {
           const Array in = make_input(rank, size * part, dtype);
           Array out(part, accumulate_dtype(dtype));
           transport.reduce_scatter(in.view(), out.buffer(), {})->wait();
@@ -60,14 +52,12 @@ TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
         });
       }
     }
-  }
+  });
 }
 
 TEST(Transport, RanksWithOtherLabelsAreNamedAndNothingIsCounted) {
-  for (const std::vector<int>& nodes : all_tiers()) {
-    const auto size = static_cast<int>(nodes.size());
-    const auto tier = make_tier(nodes);
-    tier->run_well([&](int rank, Transport& transport) {
+  on_each_tier([&](int size, TierUnderTest& tier) {
+    tier.run_well([&](int rank, Transport& transport) {
       EXPECT_EQ(transport.ranks_of_other_label(7), "");
       std::string others;
       for (int peer = 1; peer < size; ++peer) {
@@ -77,15 +67,13 @@ TEST(Transport, RanksWithOtherLabelsAreNamedAndNothingIsCounted) {
                 rank == 0 ? others : (size > 1 ? "rank 0" : ""));
       EXPECT_EQ(transport.traffic().sent_bytes, 0);
     });
-  }
+  });
 }
 
 TEST(Transport, AllToAllExchangesAllPartsButTheOwn) {
-  for (const std::vector<int>& nodes : all_tiers()) {
-    const auto size = static_cast<int>(nodes.size());
-    const auto tier = make_tier(nodes);
+  on_each_tier([&](int size, TierUnderTest& tier) {
     for (const int64_t part : {0, 1, 13}) {
-      tier->run_well([&](int rank, Transport& transport) {
+      tier.run_well([&](int rank, Transport& transport) {
         const Array in = make_input(rank, size * part, DataType::kFloat32);
         Array out(size * part, DataType::kFloat32);
         transport.all_to_all(in.view(), out.buffer(), {})->wait();
@@ -97,16 +85,14 @@ TEST(Transport, AllToAllExchangesAllPartsButTheOwn) {
         }
       });
     }
-  }
+  });
 }
 
 TEST(Transport, AllGatherAlsoOutOfThePartItWrites) {
-  for (const std::vector<int>& nodes : all_tiers()) {
-    const auto size = static_cast<int>(nodes.size());
-    const auto tier = make_tier(nodes);
+  on_each_tier([&](int size, TierUnderTest& tier) {
     for (const int64_t part : {0, 1, 13}) {
       for (const bool in_place : {false, true}) {
-        tier->run_well([&](int rank, Transport& transport) {
+        tier.run_well([&](int rank, Transport& transport) {
           const Array separate = make_input(rank, part, DataType::kBFloat16);
           Array out(size * part, DataType::kBFloat16);
           const Buffer own = out.buffer().part(rank, part);
@@ -123,25 +109,23 @@ TEST(Transport, AllGatherAlsoOutOfThePartItWrites) {
         });
       }
     }
-  }
+  });
 }
 
 TEST(Transport, PassOnGoesToTheNextRank) {
-  for (const std::vector<int>& nodes : all_tiers()) {
-    const auto size = static_cast<int>(nodes.size());
+  on_each_tier([&](int size, TierUnderTest& tier) {
     if (size == 1) {
-      continue;
+      return;
     }
-    const auto tier = make_tier(nodes);
     for (const int64_t count : {0, 1, 13}) {
-      tier->run_well([&](int rank, Transport& transport) {
+      tier.run_well([&](int rank, Transport& transport) {
         const Array in = make_input(rank, count, DataType::kBFloat16);
         Array out(count, DataType::kBFloat16);
         transport.pass_on(in.view(), out.buffer(), {})->wait();
         EXPECT_EQ(out.values(), make_input((rank + size - 1) % size, count, DataType::kBFloat16).values());
       });
     }
-  }
+  });
 }
 
 // Values for which another order gives another sum.
@@ -245,4 +229,4 @@ TEST(Transport, SizesThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

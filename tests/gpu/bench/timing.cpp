@@ -1,7 +1,6 @@
 #include "tests/gpu/bench/timing.h"
 
 #include <algorithm>
-#include <string>
 
 namespace isthmus::gpu {
 namespace {
@@ -10,10 +9,6 @@ namespace {
 constexpr size_t kLeastFlushedBytes = size_t{256} << 20;
 
 }  // namespace
-
-void check_cuda(cudaError_t result, const char* call) {
-  require(result == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(result));
-}
 
 Times Times::of(std::vector<double> values) {
   std::sort(values.begin(), values.end());

@@ -1,17 +1,12 @@
 // Times of work on a stream of a CUDA device, with none of its data in the L2 cache.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <functional>
 #include <vector>
 
-#include "tests/gpu/support/checks.h"
+#include "tests/gpu/support/cuda_gpu.h"
 
 namespace isthmus::gpu {
-
-// Throws std::runtime_error that names the call.
-void check_cuda(cudaError_t result, const char* call);
 
 // The times of several repetitions, in microseconds.
 struct Times {

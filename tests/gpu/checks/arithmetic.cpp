@@ -5,9 +5,9 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
@@ -49,21 +49,19 @@ HostArray numbers(int64_t num_elements, DataType dtype, uint32_t seed) {
 
 std::string pair_name(DataType in, DataType out) { return std::string(to_string(in)) + " to " + to_string(out); }
 
-void compare_conversion(Device& device, DataType in, DataType out, int64_t num_elements, int64_t offset) {
+void compare_conversion(Device& device, DataType in, DataType out, int64_t num_elements, int64_t offset,
+                        std::optional<double> scale = {}) {
   const HostArray source = numbers(num_elements, in, 1);
   const DeviceArray from(device, source.view(), offset);
   const DeviceArray to(device, num_elements, out, offset);
-  device.convert(from.buffer(), to.buffer(), device.lane(Lane::kIntra));
-  require_equal(to, source.as(out), "values");
-}
-
-void compare_scaled(Device& device, DataType in, DataType out, int64_t num_elements, double scale) {
-  const HostArray source = numbers(num_elements, in, 2);
-  const DeviceArray from(device, source.view());
-  const DeviceArray to(device, num_elements, out);
-  device.convert_scaled(from.buffer(), scale, to.buffer(), device.lane(Lane::kDecode));
   HostArray expected(num_elements, out);
-  convert_scaled(source.view(), scale, expected.buffer());
+  if (scale) {
+    device.convert_scaled(from.buffer(), *scale, to.buffer(), device.lane(Lane::kDecode));
+    convert_scaled(source.view(), *scale, expected.buffer());
+  } else {
+    device.convert(from.buffer(), to.buffer(), device.lane(Lane::kIntra));
+    convert(source.view(), expected.buffer());
+  }
   require_equal(to, expected, "values");
 }
 
@@ -136,9 +134,9 @@ void check_arithmetic(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
       });
       checks.run("convert_scaled, " + pair_name(in, out), [&] {
         for (const double scale : {.25, 1.0 / 3.0, 1e-30, 1e30}) {
-          compare_scaled(device, in, out, 1025, scale);
+          compare_conversion(device, in, out, 1025, 0, scale);
         }
-        compare_scaled(device, in, out, many, 1.0 / 6.0);
+        compare_conversion(device, in, out, many, 0, 1.0 / 6.0);
       });
     }
   }

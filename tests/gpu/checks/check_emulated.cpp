@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tests/cpp/emulated/emulated_gpu.h"
-#include "tests/gpu/checks/check_main.h"
+#include "tests/gpu/checks/suites.h"
 
 namespace isthmus::gpu {
 namespace {

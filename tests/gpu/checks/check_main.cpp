@@ -1,5 +1,3 @@
-#include "tests/gpu/checks/check_main.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <string>

@@ -1,5 +1,4 @@
 // Every codec against the CPU's: packets, residuals, sums and counts, over several steps.
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -157,9 +156,9 @@ void check_data(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
 
 void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
   std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 3);
-  piece[5] = std::numeric_limits<float>::quiet_NaN();
-  piece[piece.size() / 2] = std::numeric_limits<float>::infinity();
-  piece.back() = -std::numeric_limits<float>::infinity();
+  piece[5] = kNan;
+  piece[piece.size() / 2] = kInfinity;
+  piece.back() = -kInfinity;
   std::vector<CodingShape> shapes = tagc_shapes();
   for (const std::vector<CodingShape>& more : {none_shapes(), tagc_cell_shapes(), quant_shapes()}) {
     shapes.insert(shapes.end(), more.begin(), more.end());

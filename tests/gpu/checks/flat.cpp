@@ -2,7 +2,6 @@
 #include "codec/tagc/flat.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,8 +61,8 @@ void compare(const MakeGpu& make_gpu, const Options& options, const HostArray& g
   const Stream stream = gpu->device().lane(Lane::kEncode);
   const int64_t elements = gradient.num_elements() / kChunks;
   const DataType dtype = gradient.view().dtype;
-  const auto flat = make_tagc_flat(options, kChunks, gpu->device());
-  const auto flat_of_cpu = make_tagc_flat(options, kChunks, *cpu);
+  const auto flat = make_tagc_flat(options, gpu->device());
+  const auto flat_of_cpu = make_tagc_flat(options, *cpu);
   auto on_device = make_coding<DeviceArray>(*flat, elements, dtype, [&](int64_t num_elements, DataType type) {
     return DeviceArray(gpu->device(), num_elements, type);
   });
@@ -99,15 +98,12 @@ void compare(const MakeGpu& make_gpu, const Options& options, const HostArray& g
 }
 
 std::string name_of(const Options& options, DataType dtype) {
-  std::string text = std::string("flat tagc, ") + to_string(dtype);
-  text += ", ratio " + std::to_string(static_cast<int>(options.ratio));
-  return text + ", index of " + std::to_string(options.index_bits) + " bits";
+  return std::string("flat tagc, ") + to_string(dtype) + ", ratio " + std::to_string(static_cast<int>(options.ratio));
 }
 
-Options flat_options(double ratio, double sparsity, int64_t index_bits) {
+Options flat_options(double ratio, double sparsity) {
   Options options = tagc_options(ratio, sparsity);
   options.tiers = TierMode::kFlat;
-  options.index_bits = index_bits;
   return options;
 }
 
@@ -120,7 +116,7 @@ void check_flat(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   };
   const std::vector<int64_t> sizes = is_short ? std::vector<int64_t>{1, 63, 65, 1025}
                                               : std::vector<int64_t>{1, 63, 64, 65, 1025, 4097, 300001, 1048577};
-  const Options all_settings[] = {flat_options(2, .8, 1), flat_options(10, .9875, 4)};
+  const Options all_settings[] = {flat_options(2, .8), flat_options(10, .9875)};
   for (const Options& options : all_settings) {
     for (const int64_t elements : sizes) {
       check(options, std::to_string(elements) + " elements", make_piece(Data::kHeavyTail, kChunks * elements, 2));
@@ -131,13 +127,13 @@ void check_flat(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
     check(all_settings[0], "16 bits", make_piece(Data::kHeavyTail, kChunks * some, 4), dtype);
   }
   for (const Data data : all_data()) {
-    check(flat_options(4, .9, 1), to_string(data), make_piece(data, kChunks * some, 3));
+    check(flat_options(4, .9), to_string(data), make_piece(data, kChunks * some, 3));
   }
-  check(flat_options(10, 0, 4), "nothing peels", make_piece(Data::kHeavyTail, kChunks * some, 5));
+  check(flat_options(10, 0), "nothing peels", make_piece(Data::kHeavyTail, kChunks * some, 5));
   std::vector<float> values = make_piece(Data::kHeavyTail, kChunks * some, 6);
-  values[5] = values[static_cast<size_t>(some) + 70] = std::numeric_limits<float>::quiet_NaN();
-  values[values.size() / 2] = std::numeric_limits<float>::infinity();
-  values.back() = -std::numeric_limits<float>::infinity();
+  values[5] = values[static_cast<size_t>(some) + 70] = kNan;
+  values[values.size() / 2] = kInfinity;
+  values.back() = -kInfinity;
   for (const Options& options : all_settings) {
     check(options, "NaN and Inf", values);
   }

@@ -3,7 +3,6 @@
 #include <thread>
 
 #include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/device_array.h"
 
 namespace isthmus::gpu {
 namespace {

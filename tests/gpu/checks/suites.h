@@ -17,4 +17,9 @@ void check_graphs(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 // Needs gigabytes of the device's and the host's memory.
 void check_large(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 
+// Be a program of checks: run the groups that the arguments name (all but `large` if none); of these, with --only=TEXT,
+// those checks with such a text in their name. Returns the exit status: 0 if nothing failed, 1 if something did or
+// nothing was run, 2 for wrong arguments.
+int check_main(int argc, char** argv, const MakeGpu& make_gpu);
+
 }  // namespace isthmus::gpu

@@ -1,4 +1,6 @@
 // Differences of weights against the CPU's: packets and replicas.
+#include "tests/cpp/support/weights.h"
+
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -8,7 +10,6 @@
 #include "codec/weights/weight_coder.h"
 #include "kernels/weights/job.h"
 #include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/device_array.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -35,15 +36,6 @@ Rail make_rail(int64_t shard_elements, DataType dtype, float distance) {
     now[i] = distance == 0 ? before[i] : before[i] + moves(random);
   }
   return {HostArray(before, dtype), HostArray(now, dtype)};
-}
-
-std::vector<std::byte> packet_of_cpu(const Rail& rail, int64_t node) {
-  const ConstBuffer shard = rail.shard(node);
-  std::vector<std::byte> packet(static_cast<size_t>(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes));
-  const int64_t bytes = WeightPackets().encode(rail.before.view().part(node, rail.shard_elements()), shard,
-                                               {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
-  packet.resize(static_cast<size_t>(bytes));
-  return packet;
 }
 
 WeightHeader header_of(const Rail& rail, int64_t node) {
@@ -98,7 +90,7 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
   require(same_bytes(replica.get().view(), rail.now.view()), "the replica is not what the shards are");
   const HostArray arrived = packets.get();
   for (int64_t node = 0; node < kNodes; ++node) {
-    const std::vector<std::byte> expected = packet_of_cpu(rail, node);
+    const std::vector<uint8_t> expected = test::packet_of(rail.before.view().part(node, count), rail.shard(node));
     const auto bytes = static_cast<int64_t>(expected.size());
     require(on_host[node].is_whole(), "a header is not whole");
     require(static_cast<int64_t>(on_host[node].packet_bytes) == bytes, "a packet is not as long as the CPU's");

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gpu.harness import machine, prebuilt
-from gpu.harness.build import REPOSITORY, Places, environment, install_command
+from gpu.harness import machine
+from gpu.harness.build import REPOSITORY, Places, environment, install_command, why_unfit
 from gpu.harness.plan import build_step, import_step, steps
 from gpu.harness.records import FAILED, NOT_RUN, OK
 from gpu.harness.report import Report
@@ -24,7 +24,6 @@ NO_GPU = 77
 #: What is left of all the time for ending a program that hangs, and for the last report.
 RESERVE_S = GRACE_S + 3
 TIME_WAS_UP = "time was up"
-FAKE_GPU = {"name": "fake GPU", "capability": "9.0"}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -42,9 +41,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--commit", help="of the sources, where git cannot tell")
     parser.add_argument("--build-dir", type=Path, default=REPOSITORY / "build/gpu", metavar="DIR")
-    parser.add_argument("--arch", metavar="ARCH", help="of the build; default: the GPU's, or 90")
     parser.add_argument("--time-limit", type=float, default=900, metavar="SECONDS", help="for everything")
-    parser.add_argument("--device", choices=("cuda", "fake"), default="cuda", help="fake: tests/fake_gpu, to rehearse")
     return parser.parse_args(arguments)
 
 
@@ -61,8 +58,6 @@ class Run:
         self.deadline = time.monotonic() + options.time_limit - RESERVE_S
         self.places = Places(options.build_dir.resolve())
         self.said = machine.ask_torch(environment(self.places))
-        if options.device == "fake":
-            self.said["gpu"] = FAKE_GPU
         self.gpu = self.said.get("gpu", {})
         versions = machine.versions(self.said, environment(self.places))
         self.report = Report(self.gpu, versions | ({"commit": options.commit} if options.commit else {}))
@@ -72,7 +67,7 @@ class Run:
         """Return the exit status."""
         options = self.options
         self._take_prebuilt()
-        chosen = [step for step in steps(self.places, options.device) if not options.only or step.name in options.only]
+        chosen = [step for step in steps(self.places) if not options.only or step.name in options.only]
         self.report.planned += [step.name for step in chosen if self.gpu]
         if self._build() and self.gpu:
             loads = self._run_step(import_step())
@@ -95,7 +90,7 @@ class Run:
         if self.options.prebuilt is None:
             return
         folder: Path = self.options.prebuilt.resolve()
-        reason = prebuilt.why_unfit(folder, self.said)
+        reason = why_unfit(folder, self.said)
         step = Step("prebuilt", f"what was built elsewhere fits: {folder.name}", (), 0)
         if self._add(Outcome(step, NOT_RUN if reason else OK, reason)):
             self.places = replace(self.places, prebuilt=folder)
@@ -105,7 +100,7 @@ class Run:
 
     def _build(self) -> bool:
         """Build unless there is no need; return whether programs are there."""
-        architecture = self.options.arch or self.gpu.get("capability", "90").replace(".", "")
+        architecture = self.gpu.get("capability", "90").replace(".", "")
         build = build_step(install_command(self.places, architecture))
         return self.places.prebuilt is not None or self._run_step(build)
 

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu.harness import machine, prebuilt
+from gpu.harness import build as how
+from gpu.harness import machine
 from gpu.harness.build import REPOSITORY, Places, built_program
 
 PROGRAMS = ("check_cuda", "bench_cuda")
@@ -63,7 +64,7 @@ def pack(build: Path, output: Path) -> None:
         shutil.copy2(library_of(built_program(build, "check_cuda"), library), programs)
     pack_tools(programs)
     manifest = manifest_of(build) | {"glibc": glibc_of(output)}
-    (output / prebuilt.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    (output / how.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def pack_tools(programs: Path) -> None:
@@ -99,7 +100,7 @@ def glibc_of(folder: Path) -> str:
     """Return the lowest version of glibc with which all binaries in a folder run: "2.34"."""
     binaries = [path for path in folder.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
     said = "".join(run("readelf", "--version-info", "--wide", str(path)) for path in binaries)
-    return max(re.findall(r"GLIBC_(\d+\.\d+)", said), key=prebuilt.version_numbers)
+    return max(re.findall(r"GLIBC_(\d+\.\d+)", said), key=how.version_numbers)
 
 
 def manifest_of(build: Path) -> dict[str, Any]:
@@ -109,8 +110,8 @@ def manifest_of(build: Path) -> dict[str, Any]:
     architectures = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
     return {
         **machine.commit(),
-        "sources": prebuilt.digest(),
-        "python": prebuilt.python_version(),
+        "sources": how.digest(),
+        "python": how.python_version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "architectures": architectures[1].split(";") if architectures else [],

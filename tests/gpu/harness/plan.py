@@ -24,31 +24,24 @@ def import_step() -> Step:
     return Step("import", "isthmus is the one that was built, and its module loads", imported, 90)
 
 
-def steps(places: Places, device: str = "cuda") -> list[Step]:
-    """Return all steps that need a GPU: the most telling first, as time may be up before the last.
-
-    device: "fake" for the fake GPU (tests/fake_gpu), which has no kernels.
-    """
-    is_fake = device == "fake"
-    no_kernels = "the fake GPU has no kernels" if is_fake else ""
+def steps(places: Places) -> list[Step]:
+    """Return all steps that need a GPU: the most telling first, as time may be up before the last."""
     checks = str(places.program("check_cuda"))
 
     def check(name: str, what: str, limit_s: float, **settings: Any) -> Step:
-        return Step(name, what, (checks, name), limit_s, missing=no_kernels, **settings)
+        return Step(name, what, (checks, name), limit_s, **settings)
 
-    def world(name: str, what: str, limit_s: float, *worlds: str, is_short: bool = is_fake, **env: str) -> Step:
-        command = (sys.executable, "-m", "gpu.worlds", *(worlds or (name,)), *(("--short",) if is_short else ()))
-        on_fake = ("--device", "fake") if is_fake else ()
-        return Step(name, what, (*command, *on_fake), limit_s, env={**shared_gpu.ENVIRONMENT, **env}, least_s=20)
+    def world(name: str, what: str, limit_s: float, *arguments: str, **env: str) -> Step:
+        command = (sys.executable, "-m", "gpu.worlds", *(arguments or (name,)))
+        return Step(name, what, command, limit_s, env={**shared_gpu.ENVIRONMENT, **env}, least_s=20)
 
-    def sanitized(tool: str, limit_s: float, only: tuple[str, ...] = ()) -> Step:
+    def sanitized(tool: str, limit_s: float, *only: str) -> Step:
         program = (checks, "--short", *(f"--only={text}" for text in only))
         command = (SANITIZER or "", "--tool", tool, f"--error-exitcode={FOUND_SOMETHING}", *program)
-        missing = no_kernels or ("" if SANITIZER else "compute-sanitizer is not installed")
+        missing = "" if SANITIZER else "compute-sanitizer is not installed"
         what = f"a short list of the checks under compute-sanitizer's {tool}"
         return Step(tool, what, command, limit_s, judge_sanitized, missing=missing, least_s=20)
 
-    bench = (str(places.program("bench_cuda")),)
     return [
         check("codecs", "codecs on the GPU against the CPU's, bit for bit", 90),
         check("device", "conversions, streams, events, faults", 45),
@@ -59,9 +52,7 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
             "collectives of isthmus against plain sums, and against its own CPU side; a reduce-scatter captured by "
             "torch.cuda.graph; phases in torch.profiler, device timings in stats",
             120,
-            "collectives",
-            *(() if is_fake else ("capture",)),  # no graph can be captured on the fake GPU
-            "profile",
+            *("collectives", "capture", "profile"),
         ),
         world("training", "FSDP2, HSDP, FSDP1 and DDP on isthmus 2x2 against nccl", 150),
         Step(
@@ -69,15 +60,14 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
             "isthmus bench training: plain and compressed, over a link of 10 Gbit/s between simulated nodes",
             (sys.executable, "-m", "gpu.link"),
             150,
-            missing="the fake NCCL joins ranks past the links" if is_fake else "",
             least_s=60,
         ),
-        Step("bench", "speed of codecs beside a copy; launches", bench, 75, missing=no_kernels, least_s=20),
+        Step("bench", "speed of codecs beside a copy", (str(places.program("bench_cuda")),), 75, least_s=20),
         world("killed", "a rank is killed in the middle of a step: every other one gets an error that names it", 60),
-        world("order", "FSDP2, launches in implicit order, one queue", 60, "training", is_short=True, **IMPLICIT_ORDER),
+        world("order", "FSDP2, launches in implicit order, one queue", 60, "training", "--short", **IMPLICIT_ORDER),
         sanitized("memcheck", 60),
         # A check takes a hundred times as long under it. A race needs no more than a few blocks.
-        sanitized("racecheck", 90, only=("805 elements", "1025 elements", "5000 from 0 of 5000")),
+        sanitized("racecheck", 90, "805 elements", "1025 elements", "5000 from 0 of 5000"),
         sanitized("synccheck", 60),
         # Takes what time is left: the CPU codes billions of elements on one core.
         check("large", "pieces beyond 2^31 bytes and elements", 180, least_s=30),

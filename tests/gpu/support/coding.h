@@ -4,12 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "isthmus/codec.h"
 #include "isthmus/options.h"
 #include "kernels/block/device.h"
-#include "tests/gpu/support/device_array.h"
 #include "tests/gpu/support/gpu.h"
 
 namespace isthmus::gpu {

@@ -1,7 +1,7 @@
 #include "tests/gpu/support/cuda_gpu.h"
 
-#include <cuda_runtime.h>
-
+#include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -10,10 +10,6 @@
 
 namespace isthmus::gpu {
 namespace {
-
-void check(cudaError_t result, const char* call) {
-  require(result == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(result));
-}
 
 // Destroyed with the last copy of the function that replays it.
 struct Graph {
@@ -45,27 +41,27 @@ class CudaGpu final : public Gpu {
 
   Stream make_stream() override {
     cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     streams_.push_back(stream);
     return {stream};
   }
 
-  void synchronize() override { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  void synchronize() override { check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
   std::function<void()> capture(Stream stream, const std::function<void()>& work) override {
     auto* handle = static_cast<cudaStream_t>(stream.handle);
     const auto graph = std::make_shared<Graph>();
-    check(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    check_cuda(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     work();
-    check(cudaStreamEndCapture(handle, &graph->graph), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&graph->executable, graph->graph, 0), "cudaGraphInstantiate");
-    return [graph, handle] { check(cudaGraphLaunch(graph->executable, handle), "cudaGraphLaunch"); };
+    check_cuda(cudaStreamEndCapture(handle, &graph->graph), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&graph->executable, graph->graph, 0), "cudaGraphInstantiate");
+    return [graph, handle] { check_cuda(cudaGraphLaunch(graph->executable, handle), "cudaGraphLaunch"); };
   }
 
   int64_t free_bytes() override {
     size_t free = 0;
     size_t total = 0;
-    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     return static_cast<int64_t>(free);
   }
 
@@ -76,11 +72,24 @@ class CudaGpu final : public Gpu {
 
 }  // namespace
 
-bool has_cuda_gpu() {
-  int num_devices = 0;
-  return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
+void check_cuda(cudaError_t result, const char* call) {
+  require(result == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(result));
 }
 
 std::unique_ptr<Gpu> make_cuda_gpu() { return std::make_unique<CudaGpu>(); }
+
+int main_on_cuda(const std::function<int()>& body) {
+  int num_devices = 0;
+  if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) {
+    std::puts("skipped: there is no GPU");
+    return 77;
+  }
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 1;
+  }
+}
 
 }  // namespace isthmus::gpu

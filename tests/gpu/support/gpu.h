@@ -7,8 +7,14 @@
 #include <memory>
 
 #include "isthmus/device.h"
+#include "tests/cpp/support/typed_data.h"
 
 namespace isthmus::gpu {
+
+using HostArray = test::Array;
+using test::DeviceArray;
+using test::first_difference;
+using test::same_bytes;
 
 class Gpu {
  public:

@@ -1,1 +1,1 @@
-"""Programs of four ranks that share one GPU, each as a host of its own. The same run over Gloo on a CPU."""
+"""Programs of four ranks that share one GPU, each as a host of its own."""

@@ -14,10 +14,9 @@ def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gpu.worlds", description="Run worlds of four ranks.")
     parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}; killed: alone")
-    parser.add_argument("--device", choices=("cuda", "cpu", "fake"), default="cuda", help="fake: see tests/fake_gpu")
     parser.add_argument("--short", action="store_true", help="fewer steps and modes")
     options = parser.parse_args()
-    return launch(options.names, options.device, options.short)
+    return launch(options.names, short=options.short)
 
 
 if __name__ == "__main__":

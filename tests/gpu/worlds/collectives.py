@@ -127,7 +127,7 @@ def compressed(world: World, codec: str, collective) -> dict[str, object]:  # ty
             differing = int((result.cpu().view(torch.int32) != expected.view(torch.int32)).sum())
             require(differing == 0, f"step {step}, unit {unit}: {differing} of {expected.numel()} elements differ")
     require(sent_bytes(on_device) == sent_bytes(on_cpu), sent_bytes(on_device), sent_bytes(on_cpu))
-    world.settle()
+    torch.cuda.synchronize()
     device_stats, cpu_stats = isthmus.stats(on_device), isthmus.stats(on_cpu)
     require(device_stats["compressed_calls"] == 2 * steps, device_stats["compressed_calls"])
     require(device_stats["codec"] == cpu_stats["codec"], device_stats["codec"], cpu_stats["codec"])
@@ -220,9 +220,8 @@ def refused_updates(world: World) -> None:
         "the old bits have the checksum": lambda: apply(new, update),
         "corrupt packet": lambda: apply(old, update_of(table, record[:-8] + bytes(8))),
         "block 0": lambda: apply(old, update_of(table, sealed(forged))),
+        "old weights of device cpu, new ones of cuda:0": lambda: encode(old.cpu(), new),
     }
-    if world.on_gpu:
-        calls["old weights of device cpu, new ones of cuda:0"] = lambda: encode(old.cpu(), new)
     for words, call in calls.items():
         before = old.clone()
         try:

@@ -58,7 +58,7 @@ def killed(world: World) -> dict[str, object]:
                 works.append(dist.reduce_scatter_tensor(shard, source, async_op=True))
         for work in works:
             work.wait()
-        world.settle()
+        torch.cuda.synchronize()
 
     step(is_last=False)
     text = ""

@@ -15,17 +15,15 @@ from support.limits import HANG_S
 WORLD_SIZE = 4
 
 
-def launch(names: Sequence[str], device: str, short: bool) -> int:
+def launch(names: Sequence[str], *, short: bool = False, fake: bool = False) -> int:
     """Run ``gpu.worlds.NAME.run(world)`` of each on the same ranks; return the exit status.
 
-    device: "cuda", "cpu" or "fake".
+    fake: on the fake GPU (tests/fake_gpu), for tests.
     """
-    if device == "fake":
-        from support import fake_gpu
-
-        outcomes = fake_gpu.run_any(run_rank, WORLD_SIZE, names, "cuda", short, timeout_s=_limit_s())
-    else:
-        outcomes = ranks.run_any(run_rank, WORLD_SIZE, names, device, short, timeout_s=_limit_s())
+    run_any = ranks.run_any
+    if fake:
+        from support.fake_gpu import run_any
+    outcomes = run_any(run_rank, WORLD_SIZE, names, short, timeout_s=_limit_s())
     killed = getattr(import_module(f"gpu.worlds.{names[0]}"), "KILLED_RANK", None)
     broken = [outcome for outcome in outcomes if (outcome.error or outcome.exit_code) and outcome.rank != killed]
     for outcome in broken:
@@ -40,14 +38,12 @@ def _limit_s() -> float:
     return max(10, float(os.environ.get("GPU_STEP_LIMIT_S", HANG_S)) - 10)
 
 
-def run_rank(rank: int, world_size: int, names: Sequence[str], device: str, short: bool) -> bool:
+def run_rank(rank: int, world_size: int, names: Sequence[str], short: bool) -> bool:
     """Be one rank; return whether all checks passed."""
-    if device != "cpu":
-        os.environ.update(shared_gpu.of_rank(rank))
-    os.environ["LOCAL_RANK"] = "0"
+    os.environ.update(shared_gpu.of_rank(rank), LOCAL_RANK="0")
     from gpu.worlds.world import World
 
-    with World(rank, world_size, device, short) as world:
+    with World(rank, world_size, short) as world:
         for name in names:
             import_module(f"gpu.worlds.{name}").run(world)
     return world.passed

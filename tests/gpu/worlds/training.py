@@ -36,28 +36,28 @@ def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
 
 
 def fsdp1_offloaded(model: nn.Module) -> nn.Module:
-    """Do so, with weights on the CPU between steps; torch refuses that to run on CPUs alone."""
-    return fsdp1(model, cpu_offload=CPUOffload(offload_params=torch.empty(0).is_cuda))
+    """Do so, with weights on the CPU between steps."""
+    return fsdp1(model, cpu_offload=CPUOffload(offload_params=True))
 
 
 FAMILIES = {
-    "FSDP2": Family(fsdp2, modes=("none", "default", "tagc")),
+    "FSDP2": Family(fsdp2, modes=("none", "default", "delta", "tagc")),
     "FSDP2 in bfloat16": Family(
         functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
         rounding=fsdp.BFLOAT16,
-        modes=("none", "default"),
+        modes=("none", *fsdp.BOTH),
     ),
     "HSDP": Family(
         functools.partial(fsdp2, shape=(2, 2)),
         collectives=("all_reduce",),
         exact=fsdp.hsdp_family().exact,
         gathers=False,
-        modes=("none", "default"),
+        modes=("none", *fsdp.BOTH),
     ),
-    "FSDP1": fsdp.fsdp1_family(fsdp1, modes=("default",)),
+    "FSDP1": fsdp.fsdp1_family(fsdp1, modes=fsdp.BOTH),
     # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
-    "FSDP2, offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy()), modes=("default",)),
-    "FSDP1, offloaded": fsdp.fsdp1_family(fsdp1_offloaded, modes=("prepared",)),
+    "FSDP2, offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy()), modes=fsdp.BOTH),
+    "FSDP1, offloaded": fsdp.fsdp1_family(fsdp1_offloaded, modes=("prepared", "prepared delta")),
     "DDP": wraps.ddp_family(wraps.ddp, modes=("prepared", "backward")),  # NCCL's exact sums have other bits
 }
 
@@ -67,16 +67,15 @@ def run(world: World) -> None:
     torch.set_default_device(world.device)
     for name, family in FAMILIES.items():
         if not world.short or name == "FSDP2":
-            world.check(f"{name} on isthmus follows {world.plain_backend}", lambda: follows(world, family))  # noqa: B023
-    if world.on_gpu and not world.short:
+            world.check(f"{name} on isthmus follows nccl", lambda: follows(world, family))  # noqa: B023
+    if not world.short:
         world.check("a model over NCCL, attached, has the bits of isthmus by name", lambda: attached(world))
 
 
 def follows(world: World, family: Family) -> dict[str, float]:
     """As near to plain training as each mode's codec lets it; weights as differences change no bit."""
     # What offloads gathers its weights on the CPU, too.
-    plain_backend = "cpu:gloo,cuda:nccl" if world.on_gpu else "gloo"
-    plain = families.check_family(family, world.store, plain_backend)
+    plain = families.check_family(family, world.store, "cpu:gloo,cuda:nccl")
     return {"first loss": plain.losses[0], "last loss": plain.losses[-1]}
 
 

@@ -26,11 +26,11 @@ RESULT_TIMEOUT = timedelta(seconds=scaled(100))
 class World:
     """What all ranks share. Checks and groups are entered by all ranks alike."""
 
-    def __init__(self, rank: int, size: int, device: str, short: bool) -> None:
+    def __init__(self, rank: int, size: int, short: bool) -> None:
         self.rank = rank
         self.size = size
         self.short = short
-        self.device = torch.device(device)
+        self.device = torch.device("cuda")
         self.passed = True
         self._count = 0
         self._lost = 0  # ranks that ended in a check
@@ -39,8 +39,7 @@ class World:
         port = int(os.environ["MASTER_PORT"])
         self.store = dist.TCPStore("127.0.0.1", port, self.size, self.rank == 0, timeout=RESULT_TIMEOUT)
         torch.set_num_threads(1)  # OMP_NUM_THREADS came too late for a process that is a fork
-        if self.on_gpu:
-            torch.cuda.set_device(0)
+        torch.cuda.set_device(0)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -49,21 +48,6 @@ class World:
         deadline = time.monotonic() + 20
         while self.rank == 0 and self.store.add("left", 0) < present and time.monotonic() < deadline:
             time.sleep(0.01)  # the store's host goes last
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether tensors are on a GPU."""
-        return self.device.type == "cuda"
-
-    @property
-    def plain_backend(self) -> str:
-        """The backend that Isthmus is compared with."""
-        return "nccl" if self.on_gpu else "gloo"
-
-    def settle(self) -> None:
-        """Wait for everything that was enqueued."""
-        if self.on_gpu:
-            torch.cuda.synchronize()
 
     @contextmanager
     def group(self, timeout: timedelta = GROUP_TIMEOUT, is_left: bool = True, **env: str) -> Iterator[None]:
@@ -84,7 +68,7 @@ class World:
             )
             yield
             if is_left:
-                self.settle()
+                torch.cuda.synchronize()
         finally:
             if is_left and dist.is_initialized():
                 dist.destroy_process_group()
@@ -103,7 +87,7 @@ class World:
         try:
             figures = body()
             if lost is None:
-                self.settle()
+                torch.cuda.synchronize()
         except Exception:
             error = traceback.format_exc()
         self._count += 1

@@ -1,7 +1,5 @@
 """Models over Gloo that are attached train as those over backend "isthmus", and go back to what they were."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable
@@ -64,7 +62,6 @@ def of_this_rank(backend: str, enumeration: list[list[int]], **options: Any) -> 
 
 
 def history(model: Any, passes: int) -> list[float]:
-    """Train; return the losses of this rank."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(passes):

@@ -1,17 +1,19 @@
-"""What ranks must agree on before groups are made beside others, and what they are told if they do not."""
+"""What ranks must agree on before groups are made beside others, and torch's other communication layer below them."""
 
-from __future__ import annotations
-
+import importlib.util
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import isthmus
 from isthmus.attached import companions
 from isthmus.attached.companions import Ranks, Wish, disagreement, numbered, wanted_groups
-from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
+from support import ranks
+from support.documents import programs
 
 OPTIONS = {"bits": "4", "weights": "plain"}
 LOW: Ranks = (0, 1)
@@ -76,16 +78,27 @@ def test_older_torch_hangs_where_ranks_outside_split_a_bound_default_group(
     assert bool(text) == would_hang
 
 
-@pytest.mark.parametrize("kind", [UnitAllGather, UnitReduceScatter])
-@pytest.mark.parametrize("size", [(0,), (5,), (2, 3)])
-def test_memory_is_ordinary(kind: type[UnitAllGather | UnitReduceScatter], size: tuple[int, ...]) -> None:
-    tensor = kind(nn.Linear(1, 1)).allocate(size, dtype=torch.bfloat16, device=torch.device("cpu"))
-    assert (tensor.shape, tensor.dtype, tensor.device.type) == (torch.Size(size), torch.bfloat16, "cpu")
-    assert tensor.is_contiguous() and tensor.untyped_storage().nbytes() == 2 * tensor.numel()
-
-
 def test_a_process_group_comes_first() -> None:
     with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
         isthmus.attach(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"isthmus\.detach: this model is not attached"):
         isthmus.detach(nn.Linear(1, 1))
+
+
+ATTACH = programs("docs/recipes.md")["attach.py"]
+BY_NAME = re.sub(r"^isthmus\.attach.*$", "", ATTACH.replace('"gloo"', '"isthmus"'), flags=re.MULTILINE)
+
+
+def train(rank: int, world_size: int, program: str) -> None:
+    assert dist.config.use_torchcomms
+    exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch.distributed.config") is None, reason="this torch has one communication layer"
+)
+def test_the_other_communication_layer_of_torch_changes_nothing() -> None:
+    with ranks.server_with(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1"):
+        for program in (ATTACH, BY_NAME):
+            ranks.run(train, 2, program, env={"ISTHMUS_NODES": "2x1"})

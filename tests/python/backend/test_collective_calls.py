@@ -1,7 +1,5 @@
 """Calls that conformance cannot compare: in inference mode, asynchronous and refused ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,14 +1,93 @@
-"""A rank that dies, stops, or goes elsewhere: the others get an error that names it, in time."""
+"""Ranks that get a signal, end early, die, stop or go elsewhere: the others get an error that names them, in time."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import isthmus
 from faults import harness, table
 from faults.rows import ROWS, Row
+from support import ranks
+from support.limits import OPERATION_S, scaled
+
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
+
+
+class Terminated(Exception):
+    """What the handler of a signal raises."""
+
+
+def exact() -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def two_tier() -> None:
+    with isthmus.unit("x"):
+        dist.reduce_scatter_tensor(torch.empty(4096), torch.ones(4 * 4096))
+
+
+def barrier() -> None:
+    dist.barrier()
+
+
+def terminated(rank: int, world_size: int, call: Callable[[], None]) -> str:
+    """Rank 3 is silent until rank 1, which waits for it, has handled SIGTERM; rank 1 then leaves, and ends the wait."""
+    ranks.init(timeout_s=scaled(30))
+    call()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 3:
+        store.wait(["handled"], timedelta(seconds=OPERATION_S))
+        return "silent"
+
+    def handle(number: int, frame: object) -> None:
+        raise Terminated
+
+    if rank == 1:
+        signal.signal(signal.SIGTERM, handle)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        call()
+    except Terminated:
+        store.set("handled", "")
+        return "terminated"
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("call", [exact, two_tier, barrier])
+def test_a_handler_runs_while_its_rank_waits(call: Callable[[], None]) -> None:
+    outcomes = ranks.run(terminated, 4, call, env=ENV)
+    assert (outcomes[1], outcomes[3]) == ("terminated", "silent"), outcomes
+    for text in (outcomes[0], outcomes[2]):
+        assert "No word from rank" in text or "All ranks reported" in text or "The store" in text, outcomes
+
+
+def one_ends_early(rank: int, world_size: int, call: Callable[[], None]) -> str:
+    ranks.init(timeout_s=scaled(5))
+    if rank == 3:
+        return "ended"
+    try:
+        call()
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("call", [exact, two_tier])
+def test_ranks_are_told_of_one_that_ended_before_gloo_would_connect_it(call: Callable[[], None]) -> None:
+    outcomes = ranks.run(one_ends_early, 4, call, env=ENV | {"TORCH_GLOO_LAZY_INIT": "1"})
+    for text in outcomes[:3]:
+        assert "No word from rank" in text or "All ranks reported" in text, outcomes
 
 
 @pytest.fixture(scope="module")

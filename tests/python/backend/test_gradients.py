@@ -1,7 +1,5 @@
 """Reductions that are recognised as gradients: which, of which unit, what they sum to, and what they send."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """What torch and its users expect of a backend beside the collectives."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -118,7 +116,6 @@ def estimates_time(backend: Any) -> bool:
 
 
 def outcome(call: Callable[[Any], Any], backend: Any) -> Any:
-    """What a call returns, or the first line of its error."""
     try:
         return call(backend)
     except RuntimeError as error:

@@ -1,7 +1,5 @@
 """Forked children beside a group."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time

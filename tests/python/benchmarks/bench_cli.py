@@ -1,4 +1,4 @@
-"""Runs `isthmus bench ...` as a user would, and looks for what it leaves behind."""
+"""Runs `isthmus bench ...` as a user would, or as a launcher would on two simulated hosts."""
 
 import os
 import signal
@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 from typer.testing import CliRunner
 
 from isthmus.cli.main import app
+from support import hosts
 from support.limits import HANG_S
 
 # Messages and tables are not broken into lines, wherever pytest's folders lie.
@@ -29,6 +31,10 @@ def start(*arguments, **environment):
 
 
 def run(*arguments, **environment):
+    """Exit code, stdout and stderr; in this process, which has imported torch, unless another environment is given."""
+    if not environment:
+        result = CliRunner(env=WIDE).invoke(app, ["bench", *map(str, arguments)])
+        return result.exit_code, result.stdout, result.stderr
     process = start(*arguments, **environment)
     try:
         out, err = process.communicate(timeout=HANG_S)
@@ -39,10 +45,10 @@ def run(*arguments, **environment):
 
 
 def refused(*arguments):
-    """What `isthmus bench` says, in this process, of arguments that it does not take."""
-    result = CliRunner(env=WIDE).invoke(app, ["bench", *map(str, arguments)])
-    assert result.exit_code == 2, result.output
-    return result.output
+    """What `isthmus bench` says of arguments that it does not take."""
+    code, out, err = run(*arguments)
+    assert code == 2, out + err
+    return out + err
 
 
 def children(process):
@@ -59,3 +65,45 @@ def wait_for_line(process, text):
 def assert_gone(processes):
     _, alive = psutil.wait_procs(processes, timeout=HANG_S)
     assert not alive, f"left behind: {alive}"
+
+
+RATE = "200mbit"
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    yield from hosts.two_hosts(RATE)
+
+
+def on_hosts(network, starts):
+    """Run one process for each (host, variables, words after `python -m`); returns (code, stdout, stderr) of each."""
+    processes = []
+    for host, variables, words in starts:
+        own = {"GLOO_SOCKET_IFNAME": network.interface, "OMP_NUM_THREADS": "1", "COLUMNS": "400"} | variables
+        processes.append(
+            subprocess.Popen(
+                [*network.command_prefix(host), sys.executable, "-m", *map(str, words)],
+                env=os.environ | {name: str(value) for name, value in own.items()},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    told = [process.communicate(timeout=HANG_S) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]
+
+
+def as_ranks(network, sizes, *arguments, of_rank=lambda rank: [], missing=(), **variables):
+    """Run `isthmus bench` as ranks with torchrun's variables, sizes[host] on each.
+
+    of_rank: their own arguments. missing: ranks that never start.
+    """
+    hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
+    meeting = {"MASTER_ADDR": network.address(0), "MASTER_PORT": network.free_port(), "WORLD_SIZE": len(hosts)}
+    starts = []
+    for rank, host in enumerate(hosts):
+        own = {"RANK": rank, "GROUP_RANK": host, "LOCAL_WORLD_SIZE": sizes[host]}
+        if rank not in missing:
+            words = ["isthmus", "bench", *arguments, *of_rank(rank)]
+            starts.append((host, variables | meeting | own, words))
+    return on_hosts(network, starts)

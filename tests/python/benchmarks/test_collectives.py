@@ -7,7 +7,6 @@ import torch
 
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.collectives.worker import Worker
-from isthmus.benchmarks.simulate.stage import join_simulated
 from python.benchmarks.bench_cli import refused, run
 
 
@@ -25,7 +24,7 @@ from python.benchmarks.bench_cli import refused, run
 )
 def test_what_is_wrong_is_counted(backend, damage, num_wrong):
     """In a reduce-scatter over two nodes of two ranks, rank 0 has 1000 of 4000 elements."""
-    worker = Worker(join_simulated)
+    worker = Worker()
     worker._rank, worker._world_size, worker._ranks_per_node = 0, 4, 2
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(4000, generator=generator) for _ in range(4)]

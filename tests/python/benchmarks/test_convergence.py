@@ -1,20 +1,27 @@
 """`isthmus bench convergence`: arms, results, what is made of them, and a tiny run from end to end."""
 
 import json
+import os
 import signal
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from rich.console import Console
 
 import isthmus
+from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS
 from isthmus.benchmarks.convergence.config import ConvergenceConfig, Setting
 from isthmus.benchmarks.convergence.results import ResultsFile, Run, make_run, read_results
 from isthmus.benchmarks.convergence.run import merged
 from isthmus.benchmarks.convergence.summary import print_summary, summarise
+from isthmus.benchmarks.convergence.worker import Worker
+from isthmus.benchmarks.simulate.ranks import ignore
 from python.benchmarks.bench_cli import assert_gone, children, run, start, wait_for_line
-from support.limits import HANG_S
+from support import ranks
+from support.limits import HANG_S, OPERATION_S
 
 HEADER_BYTES = 48
 TINY = Setting(steps=8, validation_sequences=16)
@@ -129,13 +136,49 @@ def test_results_of_ranks_are_merged():
 # From end to end.
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(b"".join(b"line %d of a text that repeats itself\n" % (number % 97) for number in range(2000)))
+    return path
+
+
+SMALL = Setting(steps=11, validation_sequences=16, shape=ModelShape(width=128, num_layers=2, context=32))
+FINISHED = ("exact", "hsdp-quant-4", "ddp-quant-4", "diloco-10-4-fb")
+
+
+def train_each(rank, world_size, text, ports):
+    """The answers of this rank to eleven steps of Muon, which are two means of DiLoCo: after 10 and after the last."""
+    answers = []
+    for arm, port in zip(FINISHED, ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        worker = Worker()
+        run = make_run(SMALL, ARMS[arm], 0.002, 1, "text", 0.008)
+        worker.setup(ignore, run, [Path(text)], OPERATION_S)
+        answers.append(worker.train(ignore))
+        dist.destroy_process_group()
+    return answers
+
+
 @pytest.mark.processes
-def test_an_interrupted_run_resumes_under_each_layout(tmp_path):
-    """Eleven steps of Muon, which are two means of DiLoCo: after 10 and after the last."""
-    text = tmp_path / "text"
-    text.write_bytes(b"".join(b"line %d of a text that repeats itself\n" % (number % 97) for number in range(2000)))
-    words = ["convergence", "--finalists", "hsdp-quant-4,ddp-quant-4,diloco-10-4-fb", "--link", "1gbit"]
-    words += ["--optimizers", "muon", "--seeds", 1, "--nodes", 2, "--steps", 11]
+def test_each_layout_trains_and_sends_what_it_should(text):
+    ports = [ranks.free_port() for _ in FINISHED]
+    of_ranks = ranks.run(train_each, 2, str(text), ports, env={"ISTHMUS_NODES": "2x1", "GLOO_SOCKET_IFNAME": "lo"})
+    results = {arm: merged(tiny_run(setting=SMALL), answers) for arm, *answers in zip(FINISHED, *of_ranks, strict=True)}
+    exact = results["exact"]
+    # float32, both directions together; and the header of a packet for each unit and direction.
+    assert exact["sent_bytes"] == 11 * (exact["num_parameters"] * 4 + 3 * 2 * HEADER_BYTES)
+    assert all(1 < result["val_loss"] < 4.5 for result in results.values()), "all have trained, from 5.5"
+    # An all-reduce sends a sum and its result, each element from one node to the other. The first pass is exact with
+    # DDP, and so are two with the buckets that it then builds.
+    for arm, exact_steps, coded in (("hsdp-quant-4", 0, 11), ("ddp-quant-4", 3, 8), ("diloco-10-4-fb", 0, 2)):
+        bits = results[arm]["sent_bytes"] * 8 / (2 * results[arm]["num_parameters"])
+        assert 4 < (bits - 32 * exact_steps) / coded < 4.5, arm
+
+
+@pytest.mark.processes
+def test_an_interrupted_run_resumes(tmp_path, text):
+    words = ["convergence", "--finalists", "hsdp-quant-4", "--link", "1gbit", "--seeds", 1, "--nodes", 2, "--steps", 1]
     words += ["--validation-sequences", 16, "--text", text, "--output", tmp_path]
     process = start(*words)
     try:
@@ -153,14 +196,5 @@ def test_an_interrupted_run_resumes_under_each_layout(tmp_path):
     code, out, err = run(*words)
     assert code == 0, err
     assert path.read_bytes().startswith(first)
-    results = {run.arm: result for run, result in read_results(path).values()}
-    exact = results["exact"]
-    # float32, both directions together; and the header of a packet for each unit and direction.
-    assert exact["sent_bytes"] == 11 * (exact["num_parameters"] * 4 + 5 * 2 * HEADER_BYTES)
-    assert all(1 < result["val_loss"] < 4.5 for result in results.values()), "all have trained, from 5.5"
+    assert [run.arm for run, _ in read_results(path).values()] == ["exact", "hsdp-quant-4"]
     assert "hsdp-quant-4" in out and "2 nodes at 1gbit" in out and "s a step" in out
-    # An all-reduce sends a sum and its result, each element from one node to the other. The first pass is exact with
-    # DDP, and so are two with the buckets that it then builds.
-    for arm, exact_steps, coded in (("hsdp-quant-4", 0, 11), ("ddp-quant-4", 3, 8), ("diloco-10-4-fb", 0, 2)):
-        bits = results[arm]["sent_bytes"] * 8 / (2 * results[arm]["num_parameters"])
-        assert 4 < (bits - 32 * exact_steps) / coded < 4.5, arm

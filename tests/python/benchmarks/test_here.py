@@ -1,32 +1,39 @@
-"""Benchmarks on a launcher's ranks: what is refused, what is advised, and runs on two hosts."""
+"""Benchmarks on a launcher's ranks: what is refused and advised, how ranks meet, runs on two hosts, NICs' counts."""
 
 import json
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 from isthmus.benchmarks.collectives.config import CollectivesConfig
+from isthmus.benchmarks.here import stage
 from isthmus.benchmarks.here.cluster import (
     Member,
     check_alike,
-    check_launched,
     check_nodes,
     choose_device,
     count_on,
     gpu_index,
 )
+from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import GPU_ARMS, TrainingConfig
 from isthmus.benchmarks.training.report import advice
 from isthmus.cli.main import app
-from python.benchmarks.launched import as_ranks, two_hosts, with_torchrun  # noqa: F401
+from isthmus.group import meeting
+from python.benchmarks.bench_cli import as_ranks, two_hosts  # noqa: F401
+from support import ranks
 
 TINY_MODEL = ["--layers", 1, "--width", 128, "--context", 32]
 
 
 def members(machines="aabb", **facts):
-    common = {"sees_gpu": False, "no_gpu": "torch sees no GPU", "num_gpus": 0, "nics_count": True}
+    common = {"no_gpu": "torch sees no GPU", "num_gpus": 0, "nics_count": True}
     return [
         Member(**{"arguments": {"steps": 3}, "host": f"host-{name}", "machine": name} | common | facts)
         for name in machines
@@ -61,18 +68,18 @@ def test_ranks_with_other_arguments_are_named():
     ranks = members()
     check_alike(ranks)
     ranks[2] = replace(ranks[2], arguments={"steps": 4})
-    with pytest.raises(ValueError, match=r"steps differs between ranks \(ranks 0, 1, 3: 3; rank 2: 4\)"):
+    with pytest.raises(ValueError, match="different options: steps is '3' on ranks 0, 1, 3, '4' on rank 2;"):
         check_alike(ranks)
 
 
 def test_the_device_is_that_of_all_ranks_or_none():
-    gpu = {"sees_gpu": True, "no_gpu": "", "num_gpus": 2}
+    gpu = {"no_gpu": "", "num_gpus": 2}
     assert choose_device("auto", members()) == "cpu"
     assert choose_device("auto", members(**gpu)) == "cuda"
     assert choose_device("cpu", members(**gpu)) == "cpu"
     assert [gpu_index(rank, members(**gpu)) for rank in range(4)] == [0, 1, 0, 1]
     assert [gpu_index(rank, members(**gpu | {"num_gpus": 1})) for rank in range(4)] == [0] * 4  # each has its own
-    with pytest.raises(ValueError, match="--device cuda: ranks 0, 1, 2, 3: torch sees no GPU; --device cpu trains"):
+    with pytest.raises(ValueError, match="--device cuda: torch sees no GPU; --device cpu trains"):
         choose_device("cuda", members())
     with pytest.raises(ValueError, match="--device auto: rank 2: torch sees no GPU"):
         choose_device("auto", [*members("aa", **gpu), *members("b"), *members("b", **gpu)])
@@ -88,18 +95,6 @@ def test_one_rank_of_each_machine_counts_and_none_where_a_nic_does_not():
 
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-
-
-def test_a_process_that_is_alone_or_on_the_only_node_says_so_by_itself():
-    check_launched(TORCHRUN, "torchrun me")
-    with pytest.raises(
-        ValueError, match="one rank exchanges nothing; start ranks on several nodes, as in `torchrun me`"
-    ):
-        check_launched(TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "torchrun me")
-    with pytest.raises(ValueError, match="one rank exchanges nothing"):
-        check_launched({"RANK": "0", "WORLD_SIZE": "1"}, "torchrun me")
-    with pytest.raises(ValueError, match="all 4 ranks are on one node, as torchrun counts: nothing crosses a link"):
-        check_launched(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, "torchrun me")
 
 
 @pytest.mark.parametrize("bench", ["training", "collectives"])
@@ -182,9 +177,9 @@ def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp
     output = tmp_path / "out"
     steps = ["--steps", 3, "--audited-steps", 1, "--arms", "fsdp,quant", "--device", "cpu"]
     sent = [two_hosts.sent_bytes(node) for node in (0, 1)]
-    told = with_torchrun(two_hosts, 2, "training", "--here", *TINY_MODEL, *steps, "--output", output)
+    told = as_ranks(two_hosts, [2, 2], "training", "--here", *TINY_MODEL, *steps, "--output", output)
     sent = [two_hosts.sent_bytes(node) - before for node, before in zip((0, 1), sent, strict=True)]
-    assert [code for code, _, _ in told] == [0, 0], told
+    assert [code for code, _, _ in told] == [0] * 4, told
     report = json.loads((output / "report.json").read_text())
     arguments = report["arguments"]
     assert [arguments[name] for name in ("here", "device", "nodes", "ranks_per_node")] == [True, "cpu", 2, 2]
@@ -198,10 +193,10 @@ def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp
         assert (arm["num_steps"], len(arm["steps"])) == (2, 4)
     counted = sum(step["link_sent_bytes"] for arm in report["arms"].values() for step in arm["steps"])
     assert 0 < counted < sum(sent)
-    (_, out, _), (_, out_of_other, _) = told
+    out, *of_others = (out for _, out, _ in told)
     assert out.splitlines()[-1] == report["advice"]
     assert "Median seconds a step" in out and f"{output / 'report.json'}" in out
-    assert out_of_other == ""  # one rank alone speaks
+    assert of_others == [""] * 3  # one rank alone speaks
 
 
 @pytest.mark.processes
@@ -220,8 +215,152 @@ def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):
 
 
 @pytest.mark.processes
-def test_ranks_with_other_options_are_refused_on_every_rank(two_hosts):  # noqa: F811
-    told = as_ranks(two_hosts, [1, 1], "training", "--here", of_rank=lambda rank: ["--steps", 3 + rank])
-    for code, out, err in told:
-        assert code == 2, (out, err)
-        assert "steps differs between ranks (rank 0: 3; rank 1: 4)" in err
+def test_ranks_that_never_come_are_named_by_all_others(two_hosts):  # noqa: F811
+    timeout_s = round(meeting.NOTICE_S) + 4
+    told = as_ranks(two_hosts, [2, 2], "training", "--here", "--timeout", timeout_s, missing=(1, 2))
+    for (code, out, err), rank in zip(told, (0, 3), strict=True):
+        assert code == 1, (out, err)
+        assert f"--here: rank {rank} of 4 did not meet the others at " in err
+        assert f"ranks 1, 2 did not come within {timeout_s} s" in err
+        assert "Traceback" not in err
+    early = [f"waiting for ranks 1, 2, up to {timeout_s} s" in err for _, _, err in told]
+    assert early == [True, False]  # one of them says it while all still wait
+
+
+def leave_after_the_slowest(rank: int, world_size: int, folder: str) -> None:
+    """Rank 1 is late when the others have made the group of `_find_nodes`: they must not be gone when it is done."""
+    ranks.init("gloo")
+    made = Path(folder) / "made"
+    find, destroy = stage.backend_of, dist.destroy_process_group
+    left = []
+
+    def late(group):
+        if rank == 1:
+            time.sleep(1)
+            made.write_text("")
+        return find(group)
+
+    def watched(group=None):
+        left.append(made.exists())
+        destroy(group)
+
+    stage.backend_of, dist.destroy_process_group = late, watched
+    stage.check_nodes = lambda nodes, source, members: (len(set(nodes)), 1)
+    os.environ["ISTHMUS_NODES"] = "2x1"
+    assert stage._find_nodes(TrainingConfig(here=True), [])[:2] == (2, 1)
+    assert left == [True]
+    destroy()
+
+
+@pytest.mark.processes
+def test_no_rank_leaves_before_all_have_come(tmp_path):
+    ranks.run(leave_after_the_slowest, 2, str(tmp_path))
+
+
+# --- What NICs have counted ---
+
+IB, NIC = "0000:01:00.0", "0000:02:00.0"
+
+
+class CountedMachine:
+    """Made-up trees like /sys and /proc, with NICs that have counted something."""
+
+    def __init__(self, folder):
+        self.roots = (folder / "sys", folder / "proc")
+
+    def device(self, kind, name, on, **attributes):
+        """A device of a PCI function, or a virtual one. kind: of /sys/class."""
+        parent = self.roots[0] / ("devices/virtual" if on is None else f"devices/pci0000:00/{on}")
+        link = self.roots[0] / "class" / kind / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(parent / kind / name)
+        for attribute, value in attributes.items():
+            self.write(parent / kind / name / attribute, value)
+
+    def interface(self, name, on=None, kind=1, **attributes):
+        self.device("net", name, on, type=kind, operstate="up", **attributes)
+
+    def verbs(self, name, on, sent, layer="InfiniBand", state="4: ACTIVE", counter="counters/port_xmit_data"):
+        """A port for each number in `sent`: what it has counted."""
+        ports = [(f"ports/{port}", value) for port, value in enumerate(sent, 1)]
+        attributes = {
+            f"{port}/{attribute}": text
+            for port, _ in ports
+            for attribute, text in (("link_layer", layer), ("state", state))
+        }
+        self.device("infiniband", name, on, **attributes | {f"{port}/{counter}": value for port, value in ports})
+
+    def write(self, path, value):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+
+    def net_dev(self, **sent):
+        head = "Inter-|   Receive  |  Transmit\n face |bytes packets ...|bytes packets ...\n"
+        lines = [f"{name:>6}: 7 1 0 0 0 0 0 0 {num_bytes} 1 0 0 0 0 0 0" for name, num_bytes in sent.items()]
+        self.write(self.roots[1] / "self/net/dev", head + "\n".join(lines))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return CountedMachine(tmp_path)
+
+
+def test_an_adapter_counts_and_what_stands_on_it_does_not_again(machine):
+    machine.interface("eth0", on=NIC)
+    for virtual in ("lo", "bond0", "docker0", "veth12"):
+        machine.interface(virtual)
+    machine.net_dev(lo=9, eth0=2**40, bond0=2**40, docker0=5, veth12=5)
+    read = find_counter(*machine.roots)
+    assert read() == 2**40
+    machine.net_dev(lo=9)
+    with pytest.raises(KeyError, match="eth0"):
+        read()
+
+
+def test_in_a_namespace_of_virtual_interfaces_those_that_stand_on_no_other_count(machine):
+    for virtual in ("lo", "veth0", "veth1"):
+        machine.interface(virtual)
+    machine.interface("bond0", lower_veth0="", lower_veth1="")
+    machine.net_dev(lo=9, veth0=10, veth1=20, bond0=30)
+    assert find_counter(*machine.roots)() == 30
+
+
+def test_interfaces_that_sys_does_not_show_count_all(machine):
+    """/sys of another namespace says nothing about this one's eth0."""
+    machine.interface("eth0", on=NIC)
+    machine.net_dev(lo=9, eth0=2, tap0=4)
+    assert find_counter(*machine.roots)() == 2 + 4
+
+
+def test_ports_of_infiniband_count_in_words_of_four_bytes_and_their_interfaces_not_again(machine):
+    machine.verbs("mlx5_0", IB, [2**40])
+    machine.interface("ib0", on=IB, kind=32)
+    machine.interface("eth0", on=NIC)
+    machine.net_dev(lo=9, ib0=4 * 2**40, eth0=2)
+    assert find_counter(*machine.roots)() == 4 * 2**40 + 2
+
+
+def test_roce_counts_beside_its_interface_and_efa_in_bytes(machine):
+    machine.verbs("mlx5_0", NIC, [2], layer="Ethernet")
+    machine.verbs("rdmap1s0", IB, [200], layer="Unspecified", counter="hw_counters/tx_bytes")
+    machine.interface("eth0", on=NIC)
+    machine.net_dev(eth0=2000)
+    assert find_counter(*machine.roots)() == 2208
+
+
+@pytest.mark.parametrize(("second_port", "counted"), [("no number", None), (5, 2 + 4 * (3 + 5))])
+def test_nothing_is_counted_where_a_port_has_no_counter_and_ports_that_are_down_do_not_matter(
+    machine, second_port, counted
+):
+    machine.verbs("mlx5_0", IB, [3, second_port])
+    machine.verbs("mlx5_1", NIC, [], state="1: DOWN")
+    machine.verbs("rxe0", None, [])
+    machine.interface("eth0", on=NIC)
+    machine.net_dev(eth0=2)
+    read = find_counter(*machine.roots)
+    assert (read and read()) == counted
+
+
+def test_a_machine_without_a_nic_is_not_counted(machine):
+    machine.net_dev(lo=9)
+    assert find_counter(*machine.roots) is None

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 
 import psutil
 import pytest
 
-from isthmus.benchmarks.simulate.links import parse_link_rate
-from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network
-from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
+from isthmus.benchmarks.simulate.network import NamespaceNetwork, Network, NetworkError, open_network, parse_link_rate
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld, _Rank, ignore
 from support.limits import HANG_S, scaled
 from support.places import PYTHONPATH
 
@@ -69,37 +69,30 @@ def wait_until_gone(pids):
         time.sleep(0.05)
 
 
+def qdiscs(network):
+    words = [
+        [*network.command_prefix(holder), "tc", "qdisc", "show", "dev", name] for holder, name in network._shaped_ends
+    ]
+    return [subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in words]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("num_nodes", [2, 3])
-def test_link_counts_what_a_node_sends(rights, num_nodes):
+def test_links_are_shaped_at_both_ends_and_count_what_a_node_sends(rights, num_nodes):
     with NamespaceNetwork(num_nodes, rights) as network:
+        network.shape("200mbit")
+        assert len(qdiscs(network)) == (2 if num_nodes == 2 else 2 * num_nodes)
+        assert all("tbf" in text and "rate 200Mbit" in text for text in qdiscs(network))
         network.shape("1gbit")
+        assert all("rate 1Gbit" in text for text in qdiscs(network))
         before = [network.sent_bytes(node) for node in range(num_nodes)]
         assert transfer(network, sender=num_nodes - 1, receiver=0) == TRANSFER_BYTES
         sent = [network.sent_bytes(node) - start for node, start in enumerate(before)]
+        network.shape(None)
+        network.shape(None)
+        assert not any("tbf" in text for text in qdiscs(network))
     assert TRANSFER_BYTES < sent[-1] < 1.05 * TRANSFER_BYTES
     assert all(num_bytes < 0.05 * TRANSFER_BYTES for num_bytes in sent[:-1])
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_nodes", [2, 3])
-def test_shape_limits_both_ends_of_every_link(rights, num_nodes):
-    def qdiscs():
-        shown = []
-        for holder, interface in network._shaped_ends:
-            words = [*network._enter(holder), "tc", "qdisc", "show", "dev", interface]
-            shown.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-        return shown
-
-    with NamespaceNetwork(num_nodes, rights) as network:
-        network.shape("200mbit")
-        assert len(qdiscs()) == (2 if num_nodes == 2 else 2 * num_nodes)
-        assert all("tbf" in text and "rate 200Mbit" in text for text in qdiscs())
-        network.shape("50mbit")
-        assert all("rate 50Mbit" in text for text in qdiscs())
-        network.shape(None)
-        network.shape(None)
-        assert not any("tbf" in text for text in qdiscs())
 
 
 @pytest.mark.processes
@@ -161,20 +154,19 @@ def world(tmp_path, monkeypatch):
     network = Network(2, "test")
     with RankWorld(network, 2, "python.benchmarks.rank_under_test", tmp_path) as world:
         pids = process_ids(world)
-        world.request({"do": "echo", "value": 0}, HANG_S)  # all have started
+        world.request("echo", HANG_S, value=0)  # all have started
         yield world
     wait_until_gone(pids)
 
 
 @pytest.mark.processes
-def test_ranks_answer_in_order_and_emit_events(world):
+def test_ranks_answer_in_order_and_the_first_emits_events(world):
     events = []
-    answers = world.request({"do": "echo", "value": 5}, HANG_S, events.append)
+    answers = world.request("echo", HANG_S, events.append, value=5)
     assert [answer["rank"] for answer in answers] == [0, 1, 2, 3]
     assert {answer["nodes"] for answer in answers} == {"2x2"}
-    assert sorted(event["rank"] for event in events) == [0, 1, 2, 3]
-    assert {event["saw"] for event in events} == {5}
-    assert world.request({"do": "echo", "value": 6}, HANG_S)[3]["value"] == 6
+    assert events == [{"saw": 5, "rank": 0}]
+    assert world.request("echo", HANG_S, value=6)[3]["value"] == 6
 
 
 @pytest.mark.processes
@@ -184,17 +176,26 @@ def test_ranks_answer_in_order_and_emit_events(world):
 )
 def test_the_rank_that_failed_first_is_named(world, how, reason):
     with pytest.raises(RankFailure) as failure:
-        world.request({"do": "fail", "rank": 2, "how": how}, HANG_S)
+        world.request("fail", HANG_S, rank=2, how=how)
     text = str(failure.value)
     assert text.startswith(f"rank 2 (node 1, local index 0) failed in 'fail': {reason}")
     assert "after it also rank 0, 1, 3" in text
     assert "  | last words\n" in text
 
 
+def test_a_rank_that_is_killed_within_a_message_has_ended():
+    connection, of_rank = Pipe()
+    os.write(of_rank.fileno(), b"\0\0\0\x08half")
+    of_rank.close()
+    rank = _Rank(0, None, connection, None)
+    rank.take_message(ignore)
+    assert rank.ended
+
+
 @pytest.mark.processes
 def test_ranks_without_an_answer_are_named_beside_the_one_that_failed(world):
     with pytest.raises(RankFailure, match=r"(?s)rank 1 .*the cause.*no answer from rank 0, 2, 3"):
-        world.request({"do": "fail", "rank": 1, "how": "raise", "peers_wait": True}, HANG_S)
+        world.request("fail", HANG_S, rank=1, how="raise", peers_wait=True)
 
 
 @pytest.mark.processes
@@ -202,11 +203,11 @@ def test_silent_ranks_are_named(world):
     os.kill(process_ids(world)[3], signal.SIGSTOP)
     patience_s = scaled(4)  # the others answer within milliseconds
     with pytest.raises(RankFailure, match=rf"'echo': no word for {patience_s:.0f} s, no answer from rank 3$"):
-        world.request({"do": "echo", "value": 1}, patience_s)
+        world.request("echo", patience_s, value=1)
 
 
 @pytest.mark.processes
 def test_a_rank_that_died_between_commands_is_named(world):
     os.kill(process_ids(world)[1], signal.SIGKILL)
     with pytest.raises(RankFailure, match=r"rank 1 .*killed by SIGKILL"):
-        world.request({"do": "echo", "value": 1}, HANG_S)
+        world.request("echo", HANG_S, value=1)

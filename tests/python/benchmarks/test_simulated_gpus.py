@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from isthmus.benchmarks.simulate import gpus, mps
+from isthmus.benchmarks.simulate import gpus
 from isthmus.benchmarks.simulate.gpus import Gpus
 from isthmus.benchmarks.simulate.mps import Mps, open_mps
 from python.benchmarks.bench_cli import assert_gone, refused
@@ -101,17 +101,6 @@ def test_mps_of_others_is_used_and_stays(made_up):
     assert len(made_up.daemons) == 1
 
 
-@pytest.mark.processes
-def test_why_there_is_no_mps(made_up, monkeypatch):
-    monkeypatch.setenv("MPS_REFUSES", "An instance of this daemon\nis already running")
-    with open_mps() as found:
-        assert found == Mps(missing="An instance of this daemon is already running")
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(mps, "_MORE_PATH", "")
-    with open_mps() as found:
-        assert found == Mps(missing="nvidia-cuda-mps-control is not installed")
-
-
 @pytest.mark.parametrize(
     ("num_gpus", "ranks_per_node", "rank", "visible", "host"),
     [
@@ -191,17 +180,3 @@ def test_where_mps_does_not_work_ranks_take_turns_and_it_says_so(made_up, monkey
     with pytest.raises(ValueError, match="GPU 0: busy"), gpus.open_gpus(2, 1):
         pass
     assert not made_up.daemons
-
-
-@pytest.mark.processes
-def test_a_gpu_that_takes_one_process_is_shared_by_mps_alone(made_up, tmp_path, monkeypatch):
-    made_up.put(tmp_path / "bin", "nvidia-smi", "#!/bin/sh\necho Exclusive_Process\n")
-    Tried(monkeypatch, 1)
-    with gpus.open_gpus(2, 1) as found:
-        assert found.mps.is_own
-    monkeypatch.setenv("MPS_REFUSES", "not allowed")
-    exclusive = (
-        r"fewer GPUs than ranks, and their mode, Exclusive_Process, lets one process in.*\(no MPS: not allowed\)"
-    )
-    with pytest.raises(ValueError, match=exclusive), gpus.open_gpus(2, 1):
-        pass

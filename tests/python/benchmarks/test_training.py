@@ -1,16 +1,22 @@
-"""`isthmus bench training`: arguments, schedule, formulas, report, a tiny run from end to end, and how it fails."""
+"""`isthmus bench training` and `scaling`: arguments, schedule, predictions, reports, and a tiny run from end to end."""
 
+import io
 import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.shape import ModelShape
+from isthmus.benchmarks.scaling import run as scaling
+from isthmus.benchmarks.scaling.config import ScalingConfig
+from isthmus.benchmarks.scaling.run import run_scaling
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, open_network
-from isthmus.benchmarks.training.check import check_report
+from isthmus.benchmarks.training.check import check_report, predict, print_checks
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks
@@ -130,8 +136,7 @@ def synthetic_records(seconds):
         steps[arm][2]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
         steps[arm][3]["seconds"] = 1e6  # not timed
     config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
-    model = {"num_parameters": 1, "options": {}}
-    return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
+    return TrainingRecords(config, "test", ["1gbit"], 1, steps, dict.fromkeys(seconds, 2.5))
 
 
 def test_disturbed_times_are_reported():
@@ -225,3 +230,110 @@ def test_bad_arguments_are_reported_before_anything_starts(tmp_path):
     assert "arm 'ddp'" in refused("training", "--arms", "fsdp,ddp")
     assert "absent.txt' does not exist" in refused("training", "--text", tmp_path / "absent.txt", "--output", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+CONFIG = TrainingConfig(arms=("fsdp", "tagc"), nodes=2, ranks_per_node=2, width=64, num_layers=1, context=16)
+OPTIONS = {
+    "codec": "tagc",
+    "tiers": "two",
+    "ratio": 10.0,
+    "min_elements": 1000,
+}
+
+
+def made_report():
+    arms = {}
+    for arm, options in (("fsdp", None), ("tagc", OPTIONS)):
+        predicted = predict(CONFIG, arm, options)
+        fields = ("kind", "num_ranks", "num_elements", "element_bytes")
+        step = {
+            "kind": "audited",
+            "collectives": [dict(zip(fields, call, strict=True)) for call in predicted.collectives.elements()],
+            "audited_link_bytes": {phase: 1.01 * count for phase, count in predicted.bytes_by_phase.items()},
+        }
+        if options:
+            step["payload_bytes"] = predicted.counted_by_phase
+        arms[arm] = {"options": options, "steps": [{"kind": "loss"}, step]}
+    return {"arguments": asdict(CONFIG), "arms": arms}
+
+
+def test_a_prediction_comes_from_the_arguments_alone():
+    predicted = predict(CONFIG, "fsdp", None)
+    block, root = 12 * 64 * 64 + 4 * 64, 2 * 256 * 64 + 16 * 64 + 2 * 64
+    assert predicted.collectives == {
+        ("all_gather", 4, root, 2): 1,
+        ("all_gather", 4, block, 2): 2,
+        ("reduce_scatter", 4, root, 2): 1,
+        ("reduce_scatter", 4, block, 2): 1,
+    }
+    ring = 2 * 3 / 4 * 2  # two edges, three quarters of the tensor, two bytes
+    assert predicted.bytes_by_phase == {
+        "all_gather": ring * (root + 2 * block),
+        "reduce_scatter": 2 * ring * (root + block),
+    }
+    assert predicted.counted_by_phase == {"all_gather": 0, "reduce_scatter": 0}
+
+
+def test_a_report_as_predicted_holds():
+    checks = check_report(made_report())
+    assert [(check.arm, check.holds) for check in checks] == [("fsdp", True), ("tagc", True)]
+    assert checks[1].link_over_expected == pytest.approx(0.01)
+    out = io.StringIO()
+    print_checks(checks, Console(file=out, width=200))
+    assert out.getvalue().count("equal") == 3
+    assert out.getvalue().count("+1.0%") == 2
+
+
+def tagc_step(report):
+    return report["arms"]["tagc"]["steps"][1]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda report: tagc_step(report).update(payload_bytes={"all_gather": 0, "reduce_scatter": 1}),
+        lambda report: tagc_step(report)["audited_link_bytes"].update(all_gather=10**6),
+        lambda report: tagc_step(report)["collectives"][0].update(num_elements=1),
+    ],
+)
+def test_a_byte_a_link_and_a_collective_too_many_are_found(spoil):
+    report = made_report()
+    spoil(report)
+    assert [check.holds for check in check_report(report)] == [True, False]
+
+
+def config_of(*layouts):
+    return ScalingConfig(arms=("fsdp", "tagc"), layouts=layouts, link="8mbit")
+
+
+@pytest.mark.parametrize("text", ["", "4", "4x2x1", "4 x two"])
+def test_a_layout_that_is_none_is_named(text):
+    with pytest.raises(ValueError, match=f"layout '{text}': expected NODESxRANKS"):
+        config_of(text)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    done = []
+
+    def run_training(config, output_dir, console):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        done.append(f"{config.nodes}x{config.ranks_per_node}")
+        return replace(synthetic_records(dict.fromkeys(config.arms, 3.0)), config=config)
+
+    monkeypatch.setattr(scaling, "run_training", run_training)
+    return done
+
+
+def test_figures_are_of_one_node(runs, tmp_path):
+    config = config_of("2x1", "4x2")
+    report = run_scaling(config, tmp_path, Console(quiet=True))
+    assert runs == ["2x1", "4x2"]
+    assert list(report["layouts"]) == ["2x1", "4x2"]
+    assert report["arguments"]["layouts"] == ("2x1", "4x2")
+    figures = report["layouts"]["4x2"]["tagc"]
+    assert figures["node_mb_per_step"] == pytest.approx(110 / 4 / 1e6)
+    assert figures["reduction_node_mb_per_step"] == pytest.approx(41 / 4 / 1e6)  # as audited, over four nodes
+    assert figures["median_step_s"] == 3.0
+    assert (figures["check"]["link_bytes"], figures["check"]["holds"]) == (102, False)
+    assert report["layouts"]["2x1"]["tagc"]["node_mb_per_step"] == pytest.approx(110 / 2 / 1e6)

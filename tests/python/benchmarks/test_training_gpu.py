@@ -1,24 +1,20 @@
 """`isthmus bench training --device cuda` on simulated nodes, which share a fake GPU under a made-up MPS."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from isthmus.benchmarks.common.model import ByteGpt
-from isthmus.benchmarks.common.stage import Place, ignore
 from isthmus.benchmarks.training import run as training
 from isthmus.benchmarks.training.check import check_report
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.benchmarks.training.worker import Worker
 from isthmus.cli.main import app
-from isthmus.units.prepare import prepared_of
 from python.benchmarks.bench_cli import run
 from python.benchmarks.test_simulated_gpus import made_up  # noqa: F401
 from python.cuda.worlds import needs_fake_gpu
-from support import fake_gpu, ranks
+from support import fake_gpu
 
 TINY = ("training", "--device", "cuda", "--layers", 1, "--width", 128, "--context", 32, "--sequences", 2)
 ARMS = ("fsdp", "hsdp", "flat-tagc", "quant", "full", "hsdp-quant")
@@ -65,25 +61,6 @@ def test_a_gpu_that_is_full_or_cannot_be_used_is_told_in_one_line(made_up, tmp_p
     assert code == 2
     assert "--device cuda: torch cannot use the GPUs: fake GPU: cannot run a CUDA kernel" in err
     assert not made_up.daemons
-
-
-def which_are_prepared(rank, world_size):
-    ranks.init("gloo")
-
-    def join(command):
-        torch.cuda.set_device(0)
-        return Place("cuda")
-
-    worker = Worker(join)
-    config = TrainingConfig(device="cuda", arms=("fsdp", "quant"), ranks_per_node=1, width=64, num_layers=1, context=16)
-    worker.setup({"config": asdict(config), "num_steps": 1}, ignore)
-    return [prepared_of(trainer._model) is not None for trainer in worker._trainers.values()]
-
-
-@pytest.mark.processes
-@needs_fake_gpu
-def test_models_on_isthmus_are_prepared():  # or their units would not overlap
-    assert fake_gpu.run(which_are_prepared, 2, env={"ISTHMUS_NODES": "2x1"}) == [[False, True]] * 2
 
 
 def test_defaults_for_gpus():

@@ -16,7 +16,6 @@ def run(*arguments):
 
 
 def report(*arguments):
-    """What it prints with --json."""
     result = CliRunner().invoke(app, ["plan", "--json", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return json.loads(result.output)

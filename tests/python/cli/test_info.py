@@ -1,11 +1,10 @@
 """`isthmus info`: what it finds, what it keeps to itself, and that nothing stops it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -104,10 +103,12 @@ def test_a_native_module_that_does_not_load_is_reported(monkeypatch):
 
 
 def test_a_torch_that_does_not_load_is_reported(monkeypatch):
-    def fail():
+    def fail(name=""):
+        if name.startswith("isthmus."):
+            return import_module(name)
         raise OSError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr("isthmus.report.info._import_torch", fail)
+    monkeypatch.setattr("isthmus.report.info.import_module", fail)
     monkeypatch.setattr(_native, "load", fail)
     features = by_name(collect()["features"])
     assert features["torch"]["detail"] == "libcudart.so.13: cannot open shared object file"

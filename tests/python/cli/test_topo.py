@@ -1,10 +1,9 @@
 """`isthmus topo` on recorded machines: text, JSON, node maps, and what it says of bad input."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -33,10 +32,43 @@ def refused(*arguments) -> str:
     return " ".join(result.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("path", sorted(MACHINES.glob("*.*.*")), ids=lambda path: path.name)
-def test_recorded_machines_have_their_golden_output(path):
-    golden = ROOT / f"tests/machines/golden/{path.name.partition('.')[0]}.txt"
+@pytest.mark.parametrize("golden", sorted((ROOT / "tests/machines/golden").iterdir()), ids=lambda path: path.stem)
+def test_the_text_is_the_golden_output(golden):
+    (path,) = MACHINES.glob(f"{golden.stem}.*")
     assert topo("--from", path) == golden.read_text(), f"isthmus topo --from {path} > {golden}, and look at it"
+
+
+# Sockets, NUMA nodes, GPUs and NICs; how many pairs of devices are joined how; the NIC of each rail, and how far it is.
+FACTS = {
+    "8gpu-a100-pcie.hwloc.xml": ((2, 2, 8, 2), {"SYS": 24, "PIX": 21}, [0, 1] * 4, "SYS PIX"),
+    "8gpu-pcie-vm.topo.txt": ((2, 2, 8, 10), {"SYS": 145, "PIX": 8}, range(8), "PIX"),
+    "aws-g5-12xlarge.nccl.xml": ((1, 1, 4, 1), {"PHB": 10}, [0] * 4, "PHB"),
+    "aws-p4de.nccl.xml": ((2, 2, 8, 4), {"SYS": 36, "PHB": 18, "PIX": 12}, [0, 0, 1, 1, 2, 2, 3, 3], "PIX"),
+    "azure-ndv4.nccl.xml": ((4, 4, 8, 8), {"SYS": 96, "PIX": 24}, range(8), "PIX"),
+    "dgx-a100.nccl.xml": (
+        (6, 6, 8, 12),
+        {"SYS": 140, "NV12": 28, "PXB": 20, "PIX": 2},
+        [0, 1, 2, 3, 6, 7, 8, 9],
+        "PXB",
+    ),
+    "dgx-h100.topo.txt": (
+        (2, 2, 8, 12),
+        {"SYS": 84, "NODE": 68, "NV18": 28, "PXB": 8, "PIX": 2},
+        [0, 3, 4, 5, 6, 9, 10, 11],
+        "PXB",
+    ),
+    "power8-gpu.hwloc.xml": ((2, 2, 4, 0), {"SYS": 4, "NV2": 2}, [], ""),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in MACHINES.glob("*.*.*")))
+def test_recorded_machines_are_read(name):
+    counts, pairs, nics, distances = FACTS[name]
+    found = json.loads(topo("--from", MACHINES / name, "--json"))
+    assert tuple(len(found[kind]) for kind in ("sockets", "numa_nodes", "gpus", "nics")) == counts
+    assert Counter(link["kind"] for link in found["links"]) == pairs
+    assert [rail["nic"] for rail in found["rails"]] == [f"NIC{number}" for number in nics]
+    assert {rail["distance"] for rail in found["rails"]} == set(distances.split())
 
 
 def test_json():

@@ -1,7 +1,5 @@
 """What goes wrong with CUDA tensors: damaged packets, ranks that die or stay away, and ranks without a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -44,7 +42,6 @@ def reduce_scatter(async_op: bool = False) -> dist.Work | None:
 
 
 def error_within(seconds: float) -> str:
-    """Reduce until an error comes; return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -53,6 +50,14 @@ def error_within(seconds: float) -> str:
             return str(error)
         time.sleep(0.05)
     raise AssertionError("no error")
+
+
+def wait_for_fault() -> None:
+    """Call nothing until the watch has found one."""
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
+    deadline = time.monotonic() + scaled(20)
+    while backend.get_error() == ErrorType.SUCCESS and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def damaged_packet(rank: int, world_size: int) -> tuple[str, str]:
@@ -84,10 +89,7 @@ def failed_tier(rank: int, world_size: int) -> str:
     reduce_scatter()
     if rank == 1:
         ctypes.CDLL(None).fake_nccl_fail(8)
-    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
-    deadline = time.monotonic() + scaled(20)
-    while backend.get_error() == ErrorType.SUCCESS and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_fault()
     text = error_within(0.1)
     dist.destroy_process_group()
     return text
@@ -121,14 +123,17 @@ def test_a_killed_rank_is_named_and_not_the_packets_that_it_never_sent() -> None
     assert any("an earlier operation: remote error" in outcome.value for outcome in outcomes[:3]), outcomes
 
 
-def destroy_after_gpu_error(rank: int, world_size: int) -> tuple[str, list[str]]:
-    """Rank 1's GPU has failed when all ranks leave their group; what it leaves running is returned."""
+def leave_after_gpu_error(rank: int, world_size: int, destroys: bool) -> tuple[str, list[str]]:
+    """Rank 1's GPU has failed when all ranks leave, with a word or without; what destroyed groups leave is returned."""
     ranks.init()
     reduce_scatter()
     dist.barrier()
-    text = ""
     if rank == 1:
         ctypes.CDLL(None).fake_gpu_fail()
+    if not destroys:
+        return "", []
+    text = ""
+    if rank == 1:
         with pytest.raises(dist.DistBackendError) as error:
             dist.destroy_process_group()
         text = str(error.value)
@@ -140,23 +145,11 @@ def destroy_after_gpu_error(rank: int, world_size: int) -> tuple[str, list[str]]
     return text, [name for name in names if name.startswith("isthmus")]
 
 
-def test_a_group_is_destroyed_whose_gpu_has_failed() -> None:
-    outcomes = fake_gpu.run(destroy_after_gpu_error, WORLD_SIZE, env=ENV)
+def test_groups_are_left_whose_gpu_has_failed() -> None:
+    assert fake_gpu.run(leave_after_gpu_error, WORLD_SIZE, False, env=ENV) == [("", [])] * WORLD_SIZE
+    outcomes = fake_gpu.run(leave_after_gpu_error, WORLD_SIZE, True, env=ENV)
     assert "failed on rank 1: cuda:0: cudaEventQuery: an illegal memory access" in outcomes[1][0], outcomes
     assert [left for _, left in outcomes] == [[]] * WORLD_SIZE
-
-
-def exit_after_gpu_error(rank: int, world_size: int) -> None:
-    """Nobody destroys the group."""
-    ranks.init()
-    reduce_scatter()
-    dist.barrier()
-    if rank == 1:
-        ctypes.CDLL(None).fake_gpu_fail()
-
-
-def test_a_process_whose_gpu_has_failed_ends_well() -> None:
-    fake_gpu.run(exit_after_gpu_error, WORLD_SIZE, env=ENV)
 
 
 def failed_gpu(rank: int, world_size: int) -> str:
@@ -167,10 +160,7 @@ def failed_gpu(rank: int, world_size: int) -> str:
     if rank != 1:
         return error_within(scaled(20))
     ctypes.CDLL(None).fake_gpu_fail()
-    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
-    deadline = time.monotonic() + scaled(20)
-    while backend.get_error() == ErrorType.SUCCESS and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_fault()
     with pytest.raises(dist.DistBackendError) as error:
         reduce_scatter()
     return str(error.value)
@@ -290,7 +280,6 @@ def test_a_hang_is_explained_before_the_watchdog_of_nccl_ends_the_process() -> N
 
 
 def no_gpu(rank: int, world_size: int) -> tuple[str, list[float]]:
-    """Rank 1 has none."""
     os.environ["FAKE_GPU_COUNT"] = "0" if rank == 1 else "1"
     ranks.init()
     text = ""

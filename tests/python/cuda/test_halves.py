@@ -1,7 +1,5 @@
 """Gathers of weights in two halves, on the fake GPU: what the host waits for, and what runs meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
 from isthmus.backends import backend_of
-from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork
+from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from isthmus.units import collectives
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
@@ -144,8 +142,8 @@ def planned() -> float:
     headers, packets = Stage((Resource.BETWEEN,), HEADERS), Stage((Resource.BETWEEN,), PACKETS)
     in_node = Stage((Resource.WITHIN,), 2 * IN_NODE)  # the shards of each node
     changed, unchanged = (encode, headers, packets, decode, in_node), (encode, headers, in_node)
-    unit = UnitWork((changed,), (unchanged,), (), (), compute_share=1 / UNITS, is_root=False)
-    return Pipeline([unit] * UNITS, input_buffers=2).step_s(UNITS * (FORWARD + BACKWARD))
+    unit = UnitWork(1 / UNITS, forward_gather=changed, backward_gather=unchanged)
+    return passes_s([unit] * UNITS, input_buffers=2, compute_s=UNITS * (FORWARD + BACKWARD))
 
 
 def test_the_step_is_shorter_and_about_as_planned(step: Step, step_in_one_piece: Step) -> None:
@@ -176,8 +174,6 @@ class Model(nn.Module):
 
 
 class Trained:
-    """A prepared model, its optimizer and its inputs."""
-
     def __init__(self, name: str, prefetch: bool) -> None:
         self.model: Any = Model().cuda()
         mesh = init_device_mesh("cuda", (WORLD_SIZE,))

@@ -1,6 +1,4 @@
-"""What FSDP2 and Isthmus enqueue for a step, on the fake GPU: what is ordered, and what overlaps."""
-
-from __future__ import annotations
+"""What a step of FSDP2 and an update of weights enqueue, on the fake GPU: what is ordered, and what overlaps."""
 
 import tempfile
 from itertools import pairwise
@@ -14,8 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
-from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork
+from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from isthmus.units.collectives import UnitReduceScatter
+from isthmus.weights import apply, encode
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.gpu_trace import Trace, Work, note, traced
@@ -32,7 +31,6 @@ DURATIONS = {"ReduceScatter": 1.0, "Send/Recv": 2.0, "decode": 0.2}
 
 
 def wrapped(way: str, dtype: torch.dtype) -> nn.Module:
-    """Units of one size, and nothing beside them."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(UNITS))).cuda()
     mesh = init_device_mesh("cuda", (WORLD_SIZE,))
@@ -99,19 +97,16 @@ def test_a_sum_does_not_wait_for_the_unit_before(case: tuple[torch.dtype, Trace]
 
 
 def planned_s() -> float:
-    """What `isthmus plan` makes of these durations."""
     resources = {"ReduceScatter": Resource.WITHIN, "Send/Recv": Resource.BETWEEN, "decode": Resource.DECODER}
     path = tuple(Stage((resources[name],), seconds) for name, seconds in DURATIONS.items())
-    unit = UnitWork((), (), (path,), (), compute_share=1 / UNITS, is_root=False)
-    return Pipeline([unit] * UNITS, input_buffers=2).step_s(0)
+    unit = UnitWork(1 / UNITS, reduce_scatter=path)
+    return passes_s([unit] * UNITS, input_buffers=2, compute_s=0)
 
 
 def test_the_step_is_as_long_as_its_exchanges(case: tuple[torch.dtype, Trace]) -> None:
     dtype, trace = case
-    step_s = trace.seconds(DURATIONS)
-    print(f"{UNITS} units, sum 1, exchange 2, decode 0.2: {step_s:.1f}, planned {planned_s():.1f}")
     assert planned_s() == pytest.approx(1 + UNITS * 2 + 0.2)
-    assert step_s == pytest.approx(UNITS * 3.2 if dtype == torch.float16 else planned_s())
+    assert trace.seconds(DURATIONS) == pytest.approx(UNITS * 3.2 if dtype == torch.float16 else planned_s())
 
 
 def test_a_gather_does_not_wait_for_the_node_of_the_one_before(case: tuple[torch.dtype, Trace]) -> None:
@@ -124,3 +119,24 @@ def test_a_gather_does_not_wait_for_the_node_of_the_one_before(case: tuple[torch
     for (before, after), parts in zip(pairwise(rail[:UNITS]), in_node, strict=False):
         assert after.comes_after(before)
         assert not after.comes_after(parts[-1])
+
+
+def trace_of_an_update(rank: int, world_size: int) -> tuple[str, int]:
+    old = torch.linspace(-1, 1, 20_001, device="cuda").bfloat16()
+    new = old * 1.01
+    results = []
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        traced(path, lambda: results.append(apply(old, encode(old, new))))
+        assert torch.equal(results[0], new)
+        return path.read_text(), stream.cuda_stream
+
+
+def test_an_update_is_on_the_current_stream_alone() -> None:
+    text, stream = fake_gpu.run(trace_of_an_update, 1)[0]
+    trace = Trace(text)
+    assert len(trace.named("encode weights")) == 2  # the second for the old bits' checksum
+    assert len(trace.named("decode weights")) == 1
+    assert {work.stream for work in trace.works} == {stream}
+    assert not trace.conflicts()

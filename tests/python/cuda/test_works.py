@@ -1,7 +1,5 @@
 """CUDA tensors in process groups of Isthmus, on the fake GPU: bits of the CPU, NCCL's collectives, Works, groups."""
 
-from __future__ import annotations
-
 import gc
 from itertools import product
 from typing import Any

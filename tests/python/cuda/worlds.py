@@ -1,7 +1,5 @@
 """When tests of the backend's half for CUDA run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +12,12 @@ reason = fake_gpu.why_not() or ("" if CUDA else "isthmus was built without CUDA"
 needs_fake_gpu = pytest.mark.skipif(bool(reason), reason=reason)
 
 
+def on_fake_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that has ranks with the fake GPU."""
+    return pytest.mark.processes(needs_fake_gpu(test))
+
+
 def training_step(model: torch.nn.Module, features: int) -> Callable[[], None]:
-    """Return what trains the model for a step; each has the same input."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:

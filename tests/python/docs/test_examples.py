@@ -1,7 +1,5 @@
 """The examples run: each launcher starts the training as its README says, and Isthmus sees the nodes that it gives."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A wheel is installed where nothing can be compiled, does what the README and the start page say, and is removed."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -36,7 +34,6 @@ class Environment:
         self._variables = {**variables, "PATH": str(folder / "bin"), "OMP_NUM_THREADS": "1"}
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, in its folder."""
         return subprocess.run(
             [str(self.folder / "bin" / command[0]), *command[1:]],
             env={**self._variables, **variables},
@@ -47,7 +44,6 @@ class Environment:
         )
 
     def says(self, *command: str, **variables: str) -> str:
-        """Run a program that must succeed; return what it prints."""
         result = self.run(*command, **variables)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout

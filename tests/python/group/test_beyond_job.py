@@ -1,7 +1,5 @@
 """A group beyond the job: its ranks came by a store of their own, as trainers and inference engines meet."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from typing import Any
@@ -22,7 +20,7 @@ from support.logs import logged
 
 JOB = 4  # ranks, on two nodes; processes 4 and 5 are beyond it
 MEMBERS = [2, 4, 5]  # the first one is not rank 0 of the job
-STEPS = 20
+STEPS = 5
 
 
 def join(rank: int, name: str, backend: str) -> dist.ProcessGroup:
@@ -38,7 +36,6 @@ def join(rank: int, name: str, backend: str) -> dist.ProcessGroup:
 
 
 def results(group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return what collectives of a group give, of which one would be compressed in the job."""
     own = torch.randn(6000, generator=torch.Generator().manual_seed(group.rank()))
     summed, sent, shard = own.clone(), own.clone(), torch.empty(2000)
     with isthmus.unit("weights"):

@@ -1,7 +1,5 @@
 """Errors that end all ranks of a job alike: one rank tells them, and all end with an exit code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -44,8 +42,6 @@ def test_one_rank_tells_what_all_meet(tmp_path: Path) -> None:
 
 
 class Shown:
-    """Stands in for the hook that shows tracebacks."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.errors: list[BaseException] = []
         core = native.load()  # the first time, that installs the hook, too
@@ -54,7 +50,6 @@ class Shown:
         error_reports.tell_uncaught_once(core)
 
     def ends_with(self, error: BaseException) -> bool:
-        """Let a process end with `error`; return whether its traceback is shown."""
         self.errors.clear()
         sys.excepthook(type(error), error, None)
         return bool(self.errors)

@@ -1,7 +1,5 @@
 """Making groups: options, nodes, subgroups, splits, mistakes, and leaving without a word."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys
@@ -217,7 +215,6 @@ def links_of_a_subgroup_are_measured_alike_on_its_ranks() -> None:
 
 
 def place_cyclically(rank: int, world_size: int) -> dict[str, str]:
-    """Ranks 0, 2 and 1, 3 as two agents of torchrun started them on this machine."""
     os.environ.update(torchrun(rank, [0, 1, 0, 1]))
     return placed.run_in_world()
 
@@ -271,7 +268,6 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 def warnings_of_two_groups(rank: int, world_size: int) -> list[str]:
-    """Return what this rank logs while it makes groups, and the warnings of torch and Python."""
     with logged() as messages, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, nodes="2x1"))

@@ -4,8 +4,6 @@ torchrun, Open MPI and MPICH: recorded from torch 2.11, Open MPI 4.1.4 and MPICH
 ssh. Slurm: as its sources set them (src/common/env.c and slurmstepd); the example of Slurm runs in one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Links measured: the fit, who joins which world, mistakes, and one run over simulated nodes with a slow link."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,9 +19,9 @@ from isthmus.group.measure import (
     LinkSample,
     MeasuredLink,
     MeasuredLinks,
-    _Stage,
     fit_link,
     shortfall,
+    time_sizes,
     used_interface,
 )
 from isthmus.group.nodes.launchers import rendezvous
@@ -59,15 +57,13 @@ def test_the_fit_finds_latency_and_bandwidth(time_us: Callable[[int], float], la
     assert link.samples == tuple(given)  # as they were measured
 
 
-class MadeUpStage(_Stage):
+def made_up_burst_s(num_bytes: int, repeats: int) -> float:
     """Bursts over a link of 10 us and 8 Gbit/s whose first one connects, and whose second round meets other work."""
-
-    def _burst_s(self, ring: Any, outgoing: Any, incoming: Any, repeats: int) -> float:
-        bursts.append((outgoing.numel(), repeats))
-        each_s = 10e-6 + outgoing.numel() / 1e9
-        if len(bursts) == 1:
-            return 3.0
-        return repeats * each_s + (0.5 if len(bursts) in disturbed_bursts else 0.0)
+    bursts.append((num_bytes, repeats))
+    each_s = 10e-6 + num_bytes / 1e9
+    if len(bursts) == 1:
+        return 3.0
+    return repeats * each_s + (0.5 if len(bursts) in disturbed_bursts else 0.0)
 
 
 bursts: list[tuple[int, int]] = []
@@ -78,7 +74,7 @@ def test_connecting_does_not_count_and_a_disturbed_round_owns_no_size(monkeypatc
     bursts.clear()
     second_round = 1 + 2 * len(SIZES) + len(SIZES) + 1
     monkeypatch.setitem(globals(), "disturbed_bursts", range(second_round, second_round + len(SIZES)))
-    found = MadeUpStage(None, 3.0).time_ring(None, senders=2)  # type: ignore[arg-type]
+    found = time_sizes(made_up_burst_s, 2, 3.0)
     assert [sample.num_bytes for sample in found] == [2 * size for size in SIZES]
     assert [sample.time_us for sample in found] == pytest.approx([10 + size / 1e3 for size in SIZES])
     assert [size for size, _ in bursts[-len(SIZES) :]] == list(SIZES)  # a round has every size once
@@ -89,7 +85,7 @@ def test_connecting_does_not_count_and_a_disturbed_round_owns_no_size(monkeypatc
 @pytest.mark.parametrize(("budget_s", "num_sizes"), [(1e-9, 2), (1e-3, 4), (0.1, 7), (3.0, 8)])
 def test_sizes_end_with_the_budget(budget_s: float, num_sizes: int) -> None:
     bursts.clear()
-    found = MadeUpStage(None, budget_s).time_ring(None, senders=1)  # type: ignore[arg-type]
+    found = time_sizes(made_up_burst_s, 1, budget_s)
     assert len(found) == num_sizes
     assert len(bursts) == 1 + (2 + _ROUNDS) * num_sizes
     taken_s = sum(repeats * (10e-6 + size / 1e9) for size, repeats in bursts)
@@ -223,7 +219,6 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork) -> None:
 
 
 def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
-    """What each rank printed and logged; all of them must have ended well."""
     told = [process.communicate(timeout=HANG_S) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, told
     return told

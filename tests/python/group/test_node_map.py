@@ -1,27 +1,29 @@
-"""Where nodes come from: sources in their order, what they say together, and what keeps one from being believed."""
-
-from __future__ import annotations
+"""Where nodes come from: sources in their order, what they say together, what is not believed; and how ranks meet."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus import _topology
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, NetworkError
+from isthmus.group.meeting import meet
 from isthmus.group.nodes import node_map
 from isthmus.group.nodes.launchers import Claim
 from isthmus.group.nodes.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks, told_by_ranks
+from support.limits import OPERATION_S, scaled
 
 
 def claims(*nodes: str | None, launcher: str = "torchrun") -> list[Claim | None]:
-    """The claims of the ranks of a world, by their nodes."""
     return [Claim(launcher, rank, len(nodes), node, nodes.count(node)) for rank, node in enumerate(nodes)]
 
 
@@ -244,3 +246,31 @@ def test_complaints_name_their_ranks_unless_all_complain_of_one_thing() -> None:
     assert told_by_ranks(range(2), ["bits=99", "bits=99"]) == "bits=99"
     assert told_by_ranks(range(4), ["bits=99", "", "bits=99", "no"]) == "ranks 0, 2: bits=99; rank 3: no"
     assert told_by_ranks([3, 5], ["", "no"]) == "rank 5: no"
+
+
+RANKS = [4, 5, 6]
+ALL = range(len(RANKS))
+
+
+def met(
+    store: dist.Store, words: str, places: Sequence[int] = ALL, timeout_s: float = OPERATION_S
+) -> list[tuple[int, list[bytes]]]:
+    """Let some of the ranks come, each a thread; return how many had gone on before each, and what it was told."""
+
+    def come(place: int) -> tuple[int, list[bytes]]:
+        fresh, texts = meet(store, RANKS, place, f"{words} {place}", timedelta(seconds=timeout_s))
+        return fresh.add("gone on", 1) - 1, texts
+
+    with ThreadPoolExecutor() as threads:
+        return sorted(threads.map(come, places))
+
+
+@pytest.mark.parametrize("earlier", [[], [0], [1, 2], [0, 2]], ids=str)
+def test_what_dead_ranks_left_misleads_nobody(earlier: list[int]) -> None:
+    store = dist.HashStore()
+    if earlier:
+        with pytest.raises(dist.DistStoreError, match=r"did not come within"):
+            met(store, "dead", earlier, scaled(0.2))
+    for words in ("one", "two"):
+        told = [f"{words} {place}".encode() for place in ALL]
+        assert met(store, words) == [(place, told) for place in ALL]

@@ -1,7 +1,5 @@
 """What a job's log says of its machines, and what is doubted."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -7,6 +7,5 @@ from isthmus.units.layout import Parameter
 
 
 def units_of_sizes(sizes: Sequence[int]) -> Model:
-    """A model with a unit of each of these numbers of parameters, in order."""
     units = (Unit(f"unit {index}", (Parameter("all", (size,)),)) for index, size in enumerate(sizes))
     return Model("numbers", tuple(units))

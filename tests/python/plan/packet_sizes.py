@@ -48,7 +48,6 @@ class SketchShape(NamedTuple):
 
     @property
     def sketch_bytes(self) -> int:
-        """All rows of cells."""
         return self.num_rows * self.block_elements * self.cell_bytes
 
 
@@ -67,7 +66,6 @@ def piece_bytes(num_elements: int, element_bytes: int, codec: str, options: Wire
 
 
 def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions) -> int:
-    """A packet of that codec, with the rest of the options."""
     if codec == "none":
         return _HEADER_BYTES + _round_up(num_elements * element_bytes, _PLAIN_ALIGNMENT)
     return {"tagc": _tagc_packet_bytes, "quant": _quant_packet_bytes}[codec](num_elements, options)

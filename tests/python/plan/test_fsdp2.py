@@ -81,7 +81,7 @@ def plan_of(strategy, model, cluster, micro_batches=1):
 
 def predicted(strategy, model, cluster, rank, micro_batches=1):
     plan = plan_of(strategy, model, cluster, micro_batches)
-    return Counter(signature(operation.on(rank, cluster)) for operation in plan.operations)
+    return Counter(signature(operation.on(rank, cluster)) for operation in plan.operations.elements())
 
 
 def wrapped(mesh, model=None, **arguments):

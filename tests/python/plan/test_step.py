@@ -1,4 +1,4 @@
-"""From placement to collectives and bytes: by hand, against the document's table, and what must hold for any model."""
+"""From placement to collectives and bytes, by hand and for any model; and strategy pp, a stage on each node."""
 
 import dataclasses
 from fractions import Fraction
@@ -7,12 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from isthmus.plan.assumptions import Compute, Links, codec_speeds
 from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Placement, operations_of
-from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import STRATEGIES, strategies_named
-from isthmus.plan.units import Unit
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Scope, operations_of
+from isthmus.plan.step import PipelinePlan, Setting, StepPlan
+from isthmus.plan.strategies import PIPELINE, STRATEGIES, strategies_named
+from isthmus.plan.units import Model, Unit, preset
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, world_formula
 from isthmus.units.layout import Parameter
 from python.plan.models import units_of_sizes
@@ -26,11 +27,14 @@ UNIT = Unit("u", (Parameter("w", (7, 3)), Parameter("b", (7,))))
 
 def shown(placements, nodes=2, ranks_per_node=4, unit=UNIT):
     operations = operations_of(unit, placements, Cluster(nodes, ranks_per_node), BYTES)
-    return [(str(op.phase), str(op.kind), str(op.scope), op.num_elements, op.element_bytes) for op in operations]
+    return [
+        (str(op.phase), str(op.call.kind), str(op.scope), op.call.num_elements, op.call.element_bytes)
+        for op in operations
+    ]
 
 
 def test_parameters_kept_after_the_forward_pass_save_the_gather_before_the_backward_pass():
-    assert [row[0] for row in shown(dataclasses.replace(FSDP, kept=Placement.REPLICATED))] == ["forward", "reduction"]
+    assert [row[0] for row in shown(dataclasses.replace(FSDP, kept=Scope.RANK))] == ["forward", "reduction"]
     assert shown(DDP) == [("reduction", "all_reduce", "world", 28, 4)]  # without padding
     assert shown(FSDP_NODE)[1] == ("backward", "all_gather", "node", 32, 2)
 
@@ -121,7 +125,7 @@ def test_memory_is_that_of_the_placements(name, model, nodes, ranks):
     found = plan(name, model, nodes, ranks)
     memory = found.memory
     placement = found.strategy.placements.parameters
-    parts = {Placement.REPLICATED: 1, Placement.NODE_SHARDED: ranks, Placement.SHARDED: nodes * ranks}[placement]
+    parts = {Scope.RANK: 1, Scope.NODE: ranks, Scope.WORLD: nodes * ranks}[placement]
     for num_bytes, each in ((memory.parameters, 4), (memory.gradients, 4), (memory.optimizer, 8)):
         least = -(-model.num_parameters // parts) * each
         assert least <= num_bytes <= least + each * len(model.units)
@@ -153,7 +157,7 @@ def test_micro_batches_multiply_what_each_of_them_sends(name):
 
 
 def test_hsdp_reduces_within_the_node_in_every_micro_batch():
-    kinds = [op.kind for op in plan("hsdp-last", units_of_sizes([100]), micro_batches=3).operations]
+    kinds = [op.call.kind for op in plan("hsdp-last", units_of_sizes([100]), micro_batches=3).operations.elements()]
     assert [kinds.count(kind) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)] == [6, 3, 1]
     assert kinds[-1] is Kind.ALL_REDUCE
 
@@ -187,7 +191,7 @@ def test_what_is_frozen_is_gathered_and_neither_reduced_nor_kept_for_the_optimiz
     part, whole = plan("fsdp", frozen(model, 0, 2000, 3000)), plan("fsdp", model)
     assert part.node_bytes[Phase.FORWARD] == whole.node_bytes[Phase.FORWARD]
     assert part.node_bytes[Phase.REDUCTION] * 120 == whole.node_bytes[Phase.REDUCTION]
-    assert [op.num_elements for op in part.operations if op.kind is Kind.REDUCE_SCATTER] == [2000, 3000]
+    assert [op.call.num_elements for op in part.operations if op.call.kind is Kind.REDUCE_SCATTER] == [2000, 3000]
     memory = part.memory
     assert (memory.gradients, memory.optimizer) == (5000 // 4 * 4, 5000 // 4 * 8)
     assert memory.parameters == (600_000 - 5000) // 4 * 2 + 5000 // 4 * 4  # frozen ones as they are gathered
@@ -206,9 +210,8 @@ def test_of_frozen_weights_as_differences_only_headers_cross():
 
 def is_reduced_lossily(found):
     wire = found.strategy.wire
-    return any(op.kind is not Kind.ALL_GATHER and wire.tiers == "two" for op in found.operations) or any(
-        op.kind is Kind.REDUCE_SCATTER for op in found.operations
-    )
+    kinds = {op.call.kind for op in found.operations}
+    return Kind.REDUCE_SCATTER in kinds or (Kind.ALL_REDUCE in kinds and wire.tiers == "two")
 
 
 def test_residuals_are_those_of_the_document():
@@ -253,3 +256,81 @@ def test_options_reach_the_strategies_on_isthmus_but_not_their_codec_and_tiers()
         "none": WireOptions(codec="none", ratio=4.0),
         "flat-tagc": WireOptions(codec="tagc", tiers="flat", ratio=4.0),
     }
+
+
+CODECS = codec_speeds("gpu")
+BLOCK = (Parameter("w", (10, 100)),)
+ROOT = Unit("root", (Parameter("embedding", (500,)), Parameter("norm", (10,)), Parameter("head", (500,))), is_root=True)
+
+
+def pipeline(nodes=2, ranks=1, layers=4, micro_batches=1, tokens=1000.0, width=8):
+    model = Model("m", (ROOT, *(Unit(f"layer {n}", BLOCK) for n in range(layers))), width)
+    setting = Setting(model, Cluster(nodes, ranks), world_formula("nccl", ranks), micro_batches=micro_batches)
+    return PipelinePlan(setting, PIPELINE, tokens)
+
+
+def seconds(plan, compute_s, inter=1e5):
+    return plan.time(Links(inter, 1e5, 0, 0), CODECS, Compute(compute_s, "")).step_s
+
+
+@pytest.mark.parametrize(("nodes", "ranks", "per_node"), [(2, 1, 1 / 2), (2, 8, 1 / 2), (4, 2, 3 / 4)])
+def test_activations_of_all_tokens_cross_each_cut_and_their_gradients_come_back(nodes, ranks, per_node):
+    plan = pipeline(nodes, ranks)
+    cut = nodes * ranks * 1000 * 8 * 2  # tokens of all ranks, of 8 elements of bfloat16
+    assert plan.cut_bytes == cut
+    assert plan.node_bytes == {Phase.FORWARD: cut * per_node, Phase.BACKWARD: cut * per_node, Phase.REDUCTION: 0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "micro_batches", "step_s"),
+    [
+        # Ranks compute 8 s a step each. A stage has as much to do for all tokens, and waits for 1 or 3 parts.
+        (2, 1, 8 * 3 / 2),
+        (2, 8, 8 * 17 / 16),
+        (4, 1, 8 * 7 / 4),
+    ],
+)
+def test_a_stage_waits_while_the_first_micro_batch_comes_and_goes(nodes, micro_batches, step_s):
+    plan = pipeline(nodes, micro_batches=micro_batches)
+    assert seconds(plan, 8) == pytest.approx(step_s, rel=1e-6)
+    assert plan.bubble == pytest.approx(1 - 8 / step_s)
+
+
+def test_layers_that_do_not_divide_are_computed_by_the_busiest_stage():
+    assert seconds(pipeline(layers=3), 9) == pytest.approx(12 * 3 / 2, rel=1e-6)  # two layers of three, for all tokens
+
+
+def test_a_slow_link_hides_behind_compute_or_sets_the_pace():
+    """Two nodes of one rank, 4 micro-batches: each sends 8 million bits and gets as many."""
+    plan = pipeline(tokens=1e6 / 8, micro_batches=2)
+    link = 0.001  # Gbit/s: 8 s a micro-batch
+    assert seconds(plan, 40, link) == pytest.approx(2 * 10 + 2 * 8 + 3 * 10)
+    assert seconds(plan, 4, link) == pytest.approx(2 * 1 + 2 * 8 + 3 * 8)
+    three = pipeline(3, tokens=1e6 / 8, micro_batches=2)  # 6 micro-batches; the middle one sends both ways
+    share = 2 / 4 * 3  # two layers of four, for three ranks' tokens
+    assert seconds(three, 4, link) == pytest.approx(3 * 4 * share / 6 + 4 * 8 + 5 * 16)
+
+
+def test_a_rank_holds_its_stage_and_shards_it_within_the_node():
+    stage = 2 * 1000 + 510  # two layers, and head and norm
+    assert pipeline(2, 1).memory.parameters == stage * 4
+    assert pipeline(2, 2).memory.parameters == stage // 2 * 4
+    assert pipeline(4, 1).memory.parameters == (1000 + 510) * 4
+    assert pipeline(1, 1).memory.parameters == (4000 + 1010) * 4
+
+
+def test_one_stage_is_fsdp_within_its_node():
+    plan = pipeline(1, 2)
+    assert (sum(plan.node_bytes.values()), plan.bubble) == (0, 0)
+    assert seconds(plan, 8) == pytest.approx(8, rel=1e-6)
+
+
+def test_more_stages_than_layers_and_an_unknown_width_are_named():
+    with pytest.raises(ValueError, match=r"pp: stages \(one a node\) 5: expected 1 to 4"):
+        pipeline(5)
+    with pytest.raises(ValueError, match="pp: the elements of a token between two blocks are not known: give --width"):
+        pipeline(width=None)
+
+
+def test_presets_know_their_width():
+    assert preset("llama3-70b").width == 8192

@@ -18,7 +18,7 @@ from isthmus.plan.assumptions import (
     parse_speed_gbit_s,
 )
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.pipeline import Pipeline, Resource, Stage, UnitWork, stage_of
+from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s, stage_of
 from isthmus.plan.placement import Cluster
 from isthmus.plan.scan import EQUAL_SHARE, Comparison
 from isthmus.plan.step import Setting, StepPlan
@@ -58,18 +58,17 @@ def test_a_stage_takes_its_bytes_and_its_rounds_or_its_elements(hop, stage):
 
 
 def taking(resource, seconds):
-    """One collective, or none at all."""
-    return ((Stage((resource,), seconds),),) if seconds else ()
+    return (Stage((resource,), seconds),) if seconds else ()
 
 
 def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, is_root=False):
     return UnitWork(
-        forward_gathers=taking(Resource.BETWEEN, gather),
-        backward_gathers=taking(Resource.BETWEEN, gather),
-        reduce_scatters=taking(Resource.BETWEEN, scatter),
-        all_reduces=taking(Resource.WITHIN, all_reduce),
         compute_share=share,
         is_root=is_root,
+        forward_gather=taking(Resource.BETWEEN, gather),
+        backward_gather=taking(Resource.BETWEEN, gather),
+        reduce_scatter=taking(Resource.BETWEEN, scatter),
+        all_reduce=taking(Resource.WITHIN, all_reduce),
     )
 
 
@@ -104,7 +103,7 @@ FOUR = [work(20 / 23, scatter=5), *[work(1 / 23, scatter=5)] * 3]
     ],
 )
 def test_a_step_by_hand(units, input_buffers, compute_s, seconds):
-    assert Pipeline(units, input_buffers).step_s(compute_s) == pytest.approx(seconds)
+    assert passes_s(units, input_buffers, compute_s) == pytest.approx(seconds)
 
 
 def plans(names, sizes, nodes, ranks, backend="nccl"):

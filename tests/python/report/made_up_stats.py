@@ -1,7 +1,5 @@
 """Statistics as a group of two nodes would have them, for tests that need no group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

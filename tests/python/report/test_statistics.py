@@ -1,7 +1,5 @@
 """Statistics of several groups as one, what explain says of them, and groups that cannot be asked."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -67,7 +65,6 @@ TOLD: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], list[tuple[
 
 
 def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, str]]]:
-    """Train each model; return what this rank logged, and at which step."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
     found = {}
     for name, (make, options, _) in TOLD.items():
@@ -188,7 +185,6 @@ def test_what_is_no_group_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
-    """Train HSDP for four steps; return what the reports say."""
     begin_s = time.monotonic()
     with logged() as messages:
         ranks.init(pg_options=isthmus.Options(nodes="2x2", min_elements=0, units="0,nosuch*", log="info", ratio=4))

@@ -1,17 +1,19 @@
-"""What a summary says of made-up statistics, and what loggers get."""
+"""What a summary says of made-up statistics, what loggers get, and for which ranks this one waited."""
 
-from __future__ import annotations
-
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import isthmus
 from isthmus.report import loggers
+from isthmus.report.looks import behind, behind_since_last_look, in_words
 from isthmus.report.statistics import added
 from isthmus.report.summary import crossing, summary_lines
 from python.report import made_up_stats as made_up
+from support import ranks
 
 
 def lines(*groups: dict[str, Any]) -> list[str]:
@@ -20,14 +22,12 @@ def lines(*groups: dict[str, Any]) -> list[str]:
 
 def test_bytes_and_what_they_would_have_been() -> None:
     crossed = crossing(made_up.group())
-    assert (crossed.sent_bytes, crossed.saved_bytes, crossed.exact_bytes) == (10_000, 1500, 11_500)
-    assert crossed.ratio == pytest.approx(1.15)
+    assert (crossed.sent_bytes, crossed.exact_bytes) == (10_000, 11_500)
     assert crossed.weights_share == pytest.approx(0.95)
     twice = crossing(made_up.group(units=[made_up.unit(collective="all_reduce")]))
-    assert twice.saved_bytes == 3000
+    assert twice.exact_bytes == 13_000
     exact = crossing(made_up.group(units=[made_up.unit(codec="none", packet_bytes=2064), made_up.unit(dtype="")]))
-    assert exact.saved_bytes == 0
-    assert crossing(made_up.empty()).ratio is None
+    assert exact.exact_bytes == 10_000
 
 
 def test_one_screen() -> None:
@@ -68,8 +68,6 @@ def test_advice_follows_what_dominates() -> None:
 
 
 class Board:
-    """What TensorBoard's writer looks like."""
-
     def __init__(self) -> None:
         self.written: list[tuple[str, float, int]] = []
 
@@ -145,3 +143,57 @@ def test_loggers_get_means_of_a_step_since_the_last_time(monkeypatch: pytest.Mon
 def test_bad_loggers(writer: Any, every: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         isthmus.log_to(writer, every=every)
+
+
+def test_a_rank_is_behind_where_others_of_its_tier_are_not() -> None:
+    (text,) = behind({"inter": {4: 3.0, 8: 0.2}, "intra": {1: 0.1, 2: 0.1}, "flat": {}}, 10.0)
+    assert text.startswith(
+        "3.0 of the last 10.0 s were spent on waiting for rank 4 between nodes, and at most 0.2 s for any other"
+    )
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        {"inter": {4: 9.0}},  # of two nodes: it may be the link
+        {"inter": {4: 5.0, 8: 4.0}},  # all are slow
+        {"inter": {4: 0.9, 8: 0.0}},  # who cares
+        {"inter": {4: -5.0, 8: -6.0}},  # the counters were reset
+        {"inter": {}, "intra": {}, "flat": {}},
+    ],
+)
+def test_nobody_is_behind(waits: dict[str, dict[int, float]]) -> None:
+    assert list(behind(waits, 10.0)) == []
+
+
+def test_in_words() -> None:
+    assert in_words({"intra": {1: 0.5}, "inter": {2: 0.25, 4: 3.0}, "flat": {}}) == (
+        "3.00 s for rank 4, 0.25 s for rank 2 between nodes; 0.50 s for rank 1 within the node"
+    )
+    assert in_words({"intra": {}, "inter": {}, "flat": {}}) == ""
+
+
+def one_is_late(rank: int, world_size: int) -> tuple[dict[int, float], str]:
+    ranks.init()
+
+    def step() -> None:
+        time.sleep(1.0 if rank == 2 else 0.0)
+        with isthmus.unit("x"):
+            dist.reduce_scatter_tensor(torch.empty(4096), torch.ones(3 * 4096))
+
+    step()
+    behind_since_last_look([isthmus.stats()])
+    for _ in range(3):
+        step()
+    found: dict[int, float] = isthmus.stats()["peer_waits_s"]["inter"]
+    return found, behind_since_last_look([isthmus.stats()])
+
+
+@pytest.mark.processes
+def test_a_late_rank_is_named_by_all_but_itself() -> None:
+    outcomes = ranks.run(one_is_late, 3, env={"ISTHMUS_NODES": "3x1", "ISTHMUS_MIN_ELEMENTS": "0"})
+    for rank in (0, 1):
+        waits, text = outcomes[rank]
+        assert set(waits) == {0, 1, 2} - {rank}
+        assert "waiting for rank 2 between nodes" in text, outcomes
+    assert "rank 2" not in outcomes[2][1]

@@ -1,7 +1,5 @@
 """Models with residuals, in folders that all ranks know."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +20,6 @@ def model_on(nodes: str = "2x2", **options: Any) -> nn.Module:
 
 
 def shared_folder() -> Path:
-    """Return a new folder that all ranks know."""
     folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder)
     return Path(folder[0])

@@ -1,7 +1,5 @@
 """A checkpoint is data: loading it calls no function of its choice, and opens and allocates nothing of its choice."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -15,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from isthmus.residuals import checkpoint
 from isthmus.residuals.checkpoint import read_metadata
 from isthmus.residuals.saved_state import SavedGroup, SavedUnit, Source, source_of_checkpoint, source_of_state, to_text
+from isthmus.residuals.state import _same_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected pickle protocol")
 
@@ -45,7 +45,6 @@ def saved(folder: Path, state: dict[str, Any]) -> Path:
 
 
 def read(checkpoint: Any) -> Source:
-    """Read all that there is."""
     source = source_of_checkpoint(checkpoint, "isthmus")
     assert source.ranks == {0: GROUPS}
     assert source.residuals(0, 0, 0)["residual"].tolist() == [1, 2, 4]
@@ -56,6 +55,14 @@ def test_a_unit_comes_back_as_it_was() -> None:
     unit = replace(UNIT, sections=[[0, 3]], parked=[[False, 0, 1, 2, 4]], parked_values_elements=4)
     state = {"rank0": to_text([SavedGroup((0,), (0,), {}, (unit,))])}
     assert source_of_state(state).ranks[0][0].units == (unit,)
+
+
+def test_each_rank_finds_a_group_among_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    low, high = SavedGroup((0, 1), (0, 1), {}, ()), SavedGroup((1, 2), (0, 1), {}, ())
+    source = source_of_state({"rank0": to_text([low]), "rank1": to_text([high, low])})
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    assert [_same_group(source, ranks, [[0], [1]], 0) for ranks in ((0, 1), (1, 2))] == [1, 0]
+    assert _same_group(source, (0, 1), [[0, 1]], 0) is None  # on other nodes
 
 
 def test_all_kinds_of_tensors_and_objects_are_read_beside_ours(tmp_path: Path) -> None:
@@ -144,7 +151,6 @@ def place_of(found: metadata.Metadata) -> Any:
 
 
 def hostile(folder: Path, change: Callable[[metadata.Metadata], None]) -> Path:
-    """Return a checkpoint whose `.metadata` was changed."""
     found = read_metadata(saved(folder, STATE))
     change(found)
     (folder / ".metadata").write_bytes(pickle.dumps(found))
@@ -161,7 +167,6 @@ def set_size(*size: int) -> Callable[[metadata.Metadata], None]:
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """Let this process allocate little more than it has."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), before[1]))

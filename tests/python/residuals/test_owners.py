@@ -1,7 +1,5 @@
 """Residuals belong to parameters of living models: nothing done to one model touches another's."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 
@@ -25,7 +23,6 @@ table = Table()
 
 
 def residuals(process_group: dist.ProcessGroup, name: str) -> list[torch.Tensor]:
-    """The residuals of the model that was prepared under a name."""
     states = isthmus.backends.backend_of(process_group).unit_states()
     found = [state["residual"] for state in states if state["name"].startswith(f"{name}/")]
     assert len(found) == 3 and all(residual.any() for residual in found)

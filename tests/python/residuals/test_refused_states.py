@@ -1,7 +1,5 @@
 """What is loaded wrongly is named on every rank and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

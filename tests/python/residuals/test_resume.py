@@ -1,7 +1,5 @@
 """Training that was saved and goes on in new processes gives the bits of training that never stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,6 @@ def load(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, folder: 
 
 
 def uninterrupted(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
-    """Train all kinds of models; return what they are in the end and how many units they have."""
     ranks.init()
     results = {}
     for kind in KINDS:
@@ -60,7 +57,6 @@ def uninterrupted(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
 
 
 def resumed(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
-    """Do the same from the checkpoints, in new processes."""
     ranks.init()
     results = {}
     for kind in KINDS:

@@ -1,7 +1,5 @@
 """Steps that the program throws away: by a loop that skips gradients whose norm is too large, beside exact training."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -49,7 +47,6 @@ def norm_of(model: nn.Module, is_sharded: bool) -> float:
 def skipped_steps(
     model: nn.Module, factors: dict[int, float], *, begins: bool = True, tells: bool = False
 ) -> list[int]:
-    """Train, and return which steps the loop skipped."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     skipped: list[int] = []
     limit = math.inf
@@ -81,11 +78,11 @@ def kinds() -> list[tuple[str, str]]:
 @table
 def a_loop_that_tells_nobody_skips_as_many_steps_as_exact_training() -> None:
     with logged() as messages:
+        for kind in MAKERS:
+            assert skipped_steps(made(kind, codec="none"), STEPS, begins=False) == [5, 9], kind
         for kind, arm in kinds():
-            exact = skipped_steps(made(kind, codec="none"), STEPS, begins=False)
-            assert exact == [5, 9], kind
             isthmus.reset_stats()
-            assert skipped_steps(made(kind, **ARMS[arm]), STEPS, begins=False) == exact, (kind, arm)
+            assert skipped_steps(made(kind, **ARMS[arm]), STEPS, begins=False) == [5, 9], (kind, arm)
             stats = isthmus.stats()
             assert sum(gathered(stats["codec"]["spikes"])) > 0, (kind, arm)
             assert any("isthmus.skip_step(model)" in note for notes in gathered(stats["notes"]) for note in notes), kind

@@ -1,7 +1,5 @@
 """What is loaded takes effect; what cannot be kept is dropped and named; what it all takes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

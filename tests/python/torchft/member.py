@@ -5,8 +5,6 @@ removes it. It writes FOLDER/committed.NUMBER, a line of JSON a step, and ends a
 appears.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -41,8 +39,6 @@ def die(*_: Any) -> None:
 
 
 class Group(ProcessGroupIsthmus):
-    """Knows its quorum, and dies in `configure` when told to."""
-
     quorum: tuple[int, int, list[int]]
     dies = False
 

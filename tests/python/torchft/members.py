@@ -1,7 +1,5 @@
 """Members of a quorum as threads of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +35,6 @@ class Members:
         return self.made[-1]
 
     def meet(self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None = None, size: int = 0) -> int:
-        """Configure all as one quorum of `size` members; return its number."""
         quorum, configure = self._configure(groups, ids, size)
         at_once(len(groups), configure)
         return quorum
@@ -95,7 +92,6 @@ def gradient(rank: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor
 
 
 def reduce_one(group: ProcessGroupIsthmus, tensor: torch.Tensor, step: int) -> torch.Tensor:
-    """Sum a gradient over the members, as a manager does."""
     summed = tensor.clone()
     with group.reducing(("bucket 0", 0, None, 0, None), lambda: step):
         group.allreduce([summed], ReduceOp.SUM).wait()
@@ -120,5 +116,4 @@ def train_step(
 
 
 def given(size: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor:
-    """Return the sum that `train_step` approximates, in float64."""
     return sum(gradient(rank, step, num_elements).double() for rank in range(size))

@@ -1,14 +1,12 @@
 """Residuals that move to another quorum, against a reference that looks at one element at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.torchft.residuals import Place, moved
+from isthmus.torchft.quorum import Place, moved
 
 SCALE = 0.5  # a power of two: products have no rounding
 

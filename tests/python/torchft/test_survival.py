@@ -1,7 +1,5 @@
 """Members of a job under torchft are killed, stopped and cut off: training goes on, as if they had left in peace."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -52,7 +50,6 @@ class Harmed(Job):
         self.folder = folder
 
     def harm(self, number: int, kind: str) -> None:
-        """Have a member come to harm in its next step."""
         temporary = self.folder / f"harm.{number}.new"
         temporary.write_text(kind)
         temporary.rename(self.folder / f"harm.{number}")
@@ -103,7 +100,6 @@ def come_back(job: Harmed, number: int) -> None:
 
 
 def kill_twice(job: Harmed, kind: str) -> None:
-    """Have member 2 die while idle, and again when it comes back."""
     job.harm(2, "idle")
     job.members[2].wait(timeout=HANG_S)
     job.harm(2, kind)

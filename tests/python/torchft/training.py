@@ -14,7 +14,7 @@ import torchft
 from torch import nn
 
 from isthmus.torchft import ProcessGroupIsthmus
-from isthmus.torchft.gradients import gradient_of
+from isthmus.torchft.manager import gradient_of
 from support.limits import scaled
 
 OPTIONS = {"bits": 4, "error_feedback": "on", "min_elements": 0}
@@ -23,8 +23,6 @@ TIMEOUT = timedelta(seconds=scaled(3))
 
 @dataclass(frozen=True)
 class Committed:
-    """What one member knows of a step that was committed."""
-
     step: int
     quorum_id: int
     rank: int

@@ -1,7 +1,5 @@
 """The FSDP family trains on Isthmus: as over Gloo with codec none, and compressed where gradients cross nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import Any
@@ -47,8 +45,6 @@ def mixed_precision(parameters: torch.dtype) -> Any:
 
 
 def for_each_unit(method: str, *arguments: Any) -> Any:
-    """FSDP2, and then a call of one of its methods on each unit."""
-
     def wrap(model: nn.Module) -> nn.Module:
         fsdp2(model)
         for module in [*model.blocks, model]:
@@ -71,7 +67,6 @@ def sharded_by_columns(model: nn.Module) -> nn.Module:
 
 
 def partly_frozen(model: nn.Module) -> nn.Module:
-    """A whole unit, a bias in a unit, and a weight in another."""
     for parameter in (*model.blocks[1].parameters(), model.blocks[2].linear.bias, model.first.weight):
         parameter.requires_grad_(False)
     return fsdp2(model)
@@ -91,7 +86,6 @@ def tied() -> nn.Module:
 
 
 def accumulate(training: Training, number: int) -> torch.Tensor:
-    """Two micro-batches, of which the first is not reduced."""
     training.model.set_requires_gradient_sync(False)
     training.step(number)
     training.model.set_requires_gradient_sync(True)
@@ -176,48 +170,43 @@ def hsdp_across_nodes(model: nn.Module) -> nn.Module:
     return fsdp2(model, mesh=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
 
 
-def hsdp_family(*, shard_reductions: int = len(UNITS), **settings: Any) -> Family:
+def hsdp_family(*, shard_reductions: int = len(UNITS), steps: int = STEPS, **settings: Any) -> Family:
     """All-reduces are compressed; what happens within a node, clipping included, is exact and says so."""
     return Family(
         hsdp,
         collectives=("all_reduce",),
-        exact={INSIDE_A_NODE: STEPS * (shard_reductions + 1)},
+        exact={INSIDE_A_NODE: steps * (shard_reductions + 1)},
+        steps=steps,
         gathers=False,
         **settings,
     )
 
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
-ALL = ("none", "default", "prepared", "tagc")
-EACH_WAY = ("default", "prepared", "attached")
+ALL = ("none", "default", "delta", "prepared", "tagc")
+BOTH = ("default", "delta")
+EACH_WAY = ("default", "attached")
 FSDP2_FAMILIES = {
     "fsdp2": Family(fsdp2, modes=ALL),
-    "bfloat16_parameters": Family(mixed_precision(torch.bfloat16), rounding=BFLOAT16, modes=("none", "default")),
+    "bfloat16_parameters": Family(mixed_precision(torch.bfloat16), rounding=BFLOAT16, modes=("none", *BOTH)),
     "float16_parameters": Family(mixed_precision(torch.float16), rounding=FLOAT16, modes=("none", "default")),
-    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False)),
-    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2)),
+    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False), modes=BOTH),
+    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2), modes=BOTH),
     "gradient_divide_factor": Family(for_each_unit("set_gradient_divide_factor", 2.0)),
     "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True)),
-    "prefetched": Family(with_prefetching),
+    "prefetched": Family(with_prefetching, modes=BOTH),
     "accumulated": Family(fsdp2, backward=accumulate),
     "tied_weights": Family(fsdp2, make=tied),
-    "partly_frozen": Family(
-        partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"], modes=("default", "prepared")
-    ),
-    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False))),
-    "two_blocks_in_one_unit": Family(
-        two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"], modes=("default", "prepared")
-    ),
-    "sharded_by_columns": Family(sharded_by_columns),
+    "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"], modes=BOTH, steps=5),
+    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False)), modes=BOTH),
+    "two_blocks_in_one_unit": Family(two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"]),
+    "sharded_by_columns": Family(sharded_by_columns, modes=BOTH),
     "head_in_chunks": Family(
-        head_in_a_unit,
-        make=Chunks,
-        units=["root", "blocks.0", "blocks.1", "blocks.2, last"],
-        modes=EACH_WAY,
+        head_in_a_unit, make=Chunks, units=["root", "blocks.0", "blocks.1", "blocks.2, last"], modes=(*BOTH, "attached")
     ),
-    "hsdp": hsdp_family(modes=ALL),
+    "hsdp": hsdp_family(modes=ALL, steps=5),
     "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
-    "hsdp_across_nodes": Family(hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, clips=False),
+    "hsdp_across_nodes": Family(hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, clips=False, modes=BOTH),
 }
 
 
@@ -226,7 +215,7 @@ CONTROLS = {
     "set_manual_backward_finalization": Family(finalized_by_hand, backward=backward_and_finalize, modes=EACH_WAY),
     "set_separate_reduce_scatter_group": Family(with_a_group_for_reductions, modes=EACH_WAY),
     "set_reduce_scatter_unused_params": Family(with_unused_parameters, make=OneUsed, units=["root"], modes=EACH_WAY),
-    "reset_iter_state": Family(fsdp2, backward=fail_once, modes=EACH_WAY),
+    "reset_iter_state": Family(fsdp2, backward=fail_once, modes=(*BOTH, "attached")),
 }
 FSDP2_FAMILIES |= {name: family for name, family in CONTROLS.items() if hasattr(FSDPModule, name)}
 
@@ -247,7 +236,7 @@ def fsdp1_family(wrap: Any = fsdp1, /, **settings: Any) -> Family:
 
 
 FSDP1_FAMILIES = {
-    "fsdp1": fsdp1_family(modes=("none", "default", "prepared", "prepared tagc")),
+    "fsdp1": fsdp1_family(modes=("none", *BOTH, "prepared", "prepared tagc")),
     "fsdp1_bfloat16": fsdp1_family(
         functools.partial(
             fsdp1, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)

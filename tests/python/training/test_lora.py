@@ -1,7 +1,5 @@
 """LoRA: adapters in the modules that PEFT makes, over FSDP2 and HSDP. What crosses, and what must stay zero."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 from typing import Any
@@ -89,7 +87,6 @@ class Tuning:
         self.width = shape[0]
 
     def local(self, adapter: str) -> list[Any]:
-        """This rank's parts of all A or all B."""
         return [weight for name, weight in self.model.named_parameters() if f"lora_{adapter}" in name]
 
     def backward(self, step: int) -> None:
@@ -102,7 +99,6 @@ class Tuning:
         self.optimizer.zero_grad()
 
     def sent(self, collective: str) -> int:
-        """What this rank has handed over for the other node."""
         sent: int = isthmus.stats(self.group)["collectives"][collective]["inter"]["inter_node_sent_bytes"]
         return sent
 

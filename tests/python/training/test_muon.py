@@ -1,7 +1,5 @@
 """torch.optim.Muon on FSDP2's DTensors: its steps are collectives over the model's groups, and no gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +15,6 @@ from support.families import (
     FEATURES,
     INSIDE_A_NODE,
     NO_GRADIENT,
-    STEPS,
     WORLD_SIZE,
     batch,
     distance,
@@ -30,13 +27,12 @@ from support.families import (
 )
 
 LAYERS = 2
+STEPS = 5
 EIGHT_BITS = {"ISTHMUS_BITS": "8"}  # docs/choosing.md: what Muon should have
 
 
 @dataclass
 class Trained:
-    """What training gave on this rank."""
-
     moved: torch.Tensor  # all weights, less those before
     units: dict[str, int]  # compressed reductions by unit and collective
     exact: dict[str, int]  # reductions that were exact, by reason
@@ -60,7 +56,6 @@ def step(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def train(mesh_shape: tuple[int, ...]) -> Trained:
-    """Over the default group, in a mesh of this shape."""
     names = ("replicate", "shard")[-len(mesh_shape) :]
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
     model = make()

@@ -1,7 +1,5 @@
 """DDP, SimpleFSDP, compiled models and torch's modes train over Isthmus as over Gloo."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any
@@ -73,7 +71,7 @@ DDP_FAMILIES = {
     "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
     "ddp_accumulated": ddp_family(backward=accumulate_without_sync),
     "ddp_zero_optimizer": ddp_family(optimizer=zero),
-    "simple_fsdp": ddp_family(simple_fsdp, gathers=True, modes=("default", "prepared")),
+    "simple_fsdp": ddp_family(simple_fsdp, gathers=True, modes=("default", "prepared", "prepared delta")),
     "replicated": Family(replicated, collectives=("all_reduce",), gathers=False),
 }
 

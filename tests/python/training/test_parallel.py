@@ -1,7 +1,5 @@
 """Tensor, sequence and pipeline parallelism beside FSDP2, and groups that are not the whole world."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections import Counter
@@ -46,7 +44,6 @@ table = Table()
 
 
 def tensor_parallel(model: Any) -> nn.Module:
-    """FSDP2 over the mesh dimension "dp", of layers that are split along "tp"."""
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
     whole = ColwiseParallel(output_layouts=Replicate())
     plan: dict[str, Any] = {"first": whole, **{f"blocks.{i}.linear": whole for i in range(BLOCKS)}}
@@ -69,6 +66,7 @@ def step_of_data_rank(training: Any, number: int) -> torch.Tensor:
 FAMILY = Family(
     tensor_parallel,
     backward=step_of_data_rank,
+    modes=("default", "delta"),
     exact={
         "some parameters are replicated over another mesh dimension, others are not": STEPS,
         INSIDE_A_NODE: STEPS * (BLOCKS + 2),  # activations, within the nodes
@@ -80,8 +78,6 @@ FAMILY = Family(
 
 
 class Stage(nn.Module):
-    """Half of a model."""
-
     def __init__(self, index: int) -> None:
         super().__init__()
         torch.manual_seed(index)
@@ -133,7 +129,6 @@ def train_pipeline(mode: str) -> Run:
 
 @table
 def pipeline_stages(store: dist.Store) -> None:
-    """Stages within the nodes and FSDP across."""
     runs = {}
     lossy = ("default", "delta", "prepared tagc")
     for mode in ("gloo", "none", *lossy):

@@ -1,7 +1,5 @@
 """Ways to train a model that several files of tests take: FSDP, HSDP, DDP, SimpleFSDP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +38,6 @@ def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
 
 
 def backward_and_finalize(training: Training, number: int) -> torch.Tensor:
-    """One step of a model whose backward pass the program finalizes (torch 2.15)."""
     loss = training.step(number)
     training.model.finalize_backward()
     return loss
@@ -54,7 +51,8 @@ def ddp(model: nn.Module, **settings: Any) -> nn.Module:
 
 
 def ddp_family(wrap: Callable[[nn.Module], nn.Module] = ddp, **settings: Any) -> Family:
-    return Family(**{"wrap": wrap, "labelled": False, "modes": ("prepared",), "gathers": False, **settings})
+    """The first three passes are exact."""
+    return Family(**{"wrap": wrap, "labelled": False, "modes": ("prepared",), "gathers": False, "steps": 5, **settings})
 
 
 # --- SimpleFSDP ---

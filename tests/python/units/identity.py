@@ -1,7 +1,5 @@
 """What tests of units' identity share: options, groups, a model and reasons for exactness."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,8 +31,6 @@ def world_of(store: dist.Store, **options: Any) -> AbstractContextManager[None]:
 
 
 class TwoLayers(nn.Module):
-    """Two layers of 64 features, without biases."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """Models of FSDP2 that nobody prepared prepare themselves in their first forward pass: as by isthmus.prepare(model)."""
 
-from __future__ import annotations
-
 import gc
 import re
 import weakref
@@ -14,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 import isthmus
 from isthmus import native
@@ -40,7 +39,7 @@ from support.checkpoints import (
     train,
     trained,
 )
-from support.checks import Table
+from support.checks import Table, finish
 
 table = Table()
 UNITS = ("blocks.0", "blocks.1", "root")
@@ -276,3 +275,55 @@ def test_another_order_of_backward_passes_is_told() -> None:
         env = {"ISTHMUS_NODES": nodes, "ISTHMUS_MIN_ELEMENTS": "0"}
         for error in ranks.run(outcome_of_backward_passes, 4, env=env):
             assert re.search(r"blocks\.1(?! \()", error) and "blocks.1 (2)" in error, (nodes, error)
+
+
+FEATURES = 64
+ADVICE = "set_reduce_scatter_unused_params"
+
+
+class Choice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(2))
+
+    def forward(self, features: torch.Tensor, index: int) -> torch.Tensor:
+        return self.layers[index](features)  # type: ignore[no-any-return]
+
+
+def outcome_of_a_pass(rank: int, world_size: int, backend: str, reduces_unused: bool) -> Any:
+    """Even ranks use the first layer: each rail agrees. Return the error, or the sums of the layers' gradients."""
+    ranks.init(backend, timeout_s=86_400)  # nobody waits for it
+    model: Any = fully_shard(Choice())
+    if backend == "isthmus":
+        isthmus.prepare(model)
+    if reduces_unused:
+        getattr(model, ADVICE)(True)
+    try:
+        model(torch.full((1, FEATURES), rank + 1.0), rank % 2).sum().backward()
+    except dist.DistBackendError as error:
+        return str(error)
+    sums = []
+    for layer in model.layers:
+        gradient = layer.weight.grad
+        assert gradient is None or isinstance(gradient, DTensor)
+        sums.append(None if gradient is None else round(float(gradient.full_tensor().sum()) / FEATURES**2, 3))
+    finish()
+    return sums
+
+
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
+
+
+@pytest.mark.processes
+def test_ranks_of_one_node_that_reduce_other_parameters_are_told_at_once() -> None:
+    for rank, error in enumerate(ranks.run(outcome_of_a_pass, 4, "isthmus", False, env=ENV)):
+        assert f'unit "root": rank {rank ^ 1} of this node reduces another unit, or other parameters of it' in error
+        assert f"model.{ADVICE}(True)" in error
+
+
+if hasattr(FSDPModule, ADVICE):  # torch 2.11 lacks it
+
+    @pytest.mark.processes
+    def test_what_the_error_advises_helps() -> None:
+        """Means over 4 ranks of what ranks 0, 2 and 1, 3 have."""
+        assert ranks.run(outcome_of_a_pass, 4, "isthmus", True, env=ENV) == [[(1 + 3) / 4, (2 + 4) / 4]] * 4

@@ -1,7 +1,5 @@
 """Lossy is what FSDP itself reduces, and nothing else that runs meanwhile: told by the object that makes the call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +23,6 @@ INSIDE = "inside of FSDP's reduction, but not its own"
 
 
 class Layers(nn.Module):
-    """Four layers of one size."""
-
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """A reduction gets its own unit's state and seeds, whatever else there is: twins, garbage, copies, other meshes."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from functools import partial

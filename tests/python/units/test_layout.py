@@ -1,4 +1,4 @@
-"""Layouts hold what FSDP2, FSDP1 and DDP put into their reductions, element by element."""
+"""Layouts hold what FSDP2, FSDP1 and DDP put into their reductions, element by element; rows of embeddings."""
 
 import math
 
@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
 
-from isthmus import native
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, rows
+from isthmus.units.models import Unit
+from isthmus.units.prepare import _noisy_in
 
 assert _fsdp_collectives
 
@@ -85,22 +86,6 @@ def test_the_hash_is_stable_and_differs_for_different_layouts():
         assert Layout.from_json(layout.to_json()) == layout
 
 
-@pytest.mark.parametrize(
-    ("patterns", "name", "expected"),
-    [
-        ("*", "blocks.0", True),
-        ("!*attn*", "blocks.0.attn", False),
-        ("!*attn*", "blocks.0.mlp", True),
-        ("blocks.*, out", "out", True),
-        ("*,!out", "out", False),
-        ("blocks.[^0]", "blocks.1", True),
-        (r"a\*b", "a*b", True),
-    ],
-)
-def test_globs_are_those_of_fnmatch_3(patterns, name, expected):
-    assert native.load().unit_is_compressed(patterns, name) is expected
-
-
 def test_uneven_sharding_along_another_dimension_is_refused():
     with pytest.raises(ValueError, match="dimension 1 of 'p', 3, does not divide by 2"):
         rows([Parameter("p", (4, 3), dim=1)], 2).num_elements  # noqa: B018
@@ -109,3 +94,22 @@ def test_uneven_sharding_along_another_dimension_is_refused():
 def test_names_outlast_wrappers():
     assert clean_name("_fsdp_wrapped_module.blocks.0._checkpoint_wrapped_module._orig_mod.weight") == "blocks.0.weight"
     assert clean_name("_orig_mod") == ""
+
+
+def unit(*shapes: tuple[int, ...]) -> Unit:
+    names = ["bias", "embedding.weight"] if len(shapes) == 2 else ["embedding.weight"]
+    parameters = tuple(Parameter(name, shape) for name, shape in zip(names, shapes, strict=True))
+    return Unit("u", parameters, in_rows=True, shard_group=None, replicate_group=None)
+
+
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
+def test_rows_of_whole_half_groups_have_no_noise(width):
+    assert list(_noisy_in(unit((10, width)), {"embedding.weight"})) == []
+    assert list(_noisy_in(unit((64,), (10, width)), {"embedding.weight"})) == []
+    assert list(_noisy_in(unit((7,), (10, width)), {"embedding.weight"})) == [f"embedding.weight ({width} elements)"]
+
+
+@pytest.mark.parametrize("width", [32, 96, 144, 160])
+def test_other_rows_have(width):
+    assert list(_noisy_in(unit((10, width)), {"embedding.weight"})) == [f"embedding.weight ({width} elements)"]
+    assert list(_noisy_in(unit((10, width)), set())) == [], "a matrix that is no embedding uses all rows"

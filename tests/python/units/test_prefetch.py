@@ -1,8 +1,6 @@
 """In which order forward passes of FSDP2 gather units and wait for them, in one process: the group's other ranks do not
 exist, and its collectives do nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -45,8 +43,6 @@ class Model(nn.Module):
 
 
 class Followed:
-    """A model whose units note gathers, waits and computations."""
-
     def __init__(self) -> None:
         self.model: Any = Model()
         mesh = init_device_mesh("cpu", (2,))

@@ -1,7 +1,5 @@
 """What isthmus.prepare does for models on the real backend, and what it leaves alone. (Kinds of models: families.)"""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Residuals under loss scales: they follow, overflow does no lasting harm, and what is lost is counted."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any
@@ -58,7 +56,6 @@ def scaled_backward(model: nn.Module, scaler: Any, step: int, factor: float = 1)
 
 
 def group_of(model: nn.Module) -> dist.ProcessGroup:
-    """Return the group in which gradients cross between nodes."""
     return groups_of(model)[-1]
 
 

@@ -1,7 +1,5 @@
 """Torch has each private name that is read, and it means what we read in it: run with each torch that is supported."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
@@ -43,7 +41,6 @@ class Model(nn.Module):
 
 @pytest.fixture
 def alone() -> Iterator[dist.Store]:
-    """A world of this process."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=MINUTE)
     yield store
@@ -52,7 +49,6 @@ def alone() -> Iterator[dist.Store]:
 
 @pytest.fixture
 def hybrid() -> Iterator[dist.DeviceMesh]:
-    """A mesh of two replicas."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     dist.destroy_process_group()
@@ -173,12 +169,12 @@ def test_a_separate_group_of_reductions(hybrid: dist.DeviceMesh) -> None:
 
 def test_input_buffers(hybrid: dist.DeviceMesh) -> None:
     model, unit, _ = sharded(hybrid)
-    has_limit = hasattr(model, "set_reduce_scatter_max_input_buffers")
-    assert models.input_buffers(unit) == (1 if has_limit else None)
-    if has_limit:
-        model.step()
-        models.set_input_buffers(unit, 2)
-        assert models.input_buffers(unit) == unit.comm_ctx.reduce_scatter_max_input_buffers == 2
+    model.step()
+    models.set_input_buffers([unit], 2)
+    if hasattr(model, "set_reduce_scatter_max_input_buffers"):
+        assert unit.reduce_scatter_max_input_buffers == unit.comm_ctx.reduce_scatter_max_input_buffers == 2
+        models.set_input_buffers([unit], 3)
+        assert unit.reduce_scatter_max_input_buffers == 2  # the model was told so
 
 
 def test_where_a_pass_is(hybrid: dist.DeviceMesh) -> None:
@@ -186,9 +182,9 @@ def test_where_a_pass_is(hybrid: dist.DeviceMesh) -> None:
     seen = []
 
     def look(*_: Any) -> None:
-        before = [models.is_being_gathered(each) for each in units]
+        before = [each._all_gather_result is not None for each in units]
         models.gather_ahead(units[1])
-        after = [models.is_being_gathered(each) for each in units]
+        after = [each._all_gather_result is not None for each in units]
         seen.append((models.is_in_forward(unit), models.is_in_a_pass(unit), before, after))
 
     model.layers[0].register_forward_pre_hook(look)

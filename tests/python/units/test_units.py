@@ -1,7 +1,5 @@
 """Which unit each reduction of FSDP and DDP belongs to, whatever order models compute in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +41,6 @@ class Model(checkpoints.Model):
 
 
 def train(model: nn.Module, call: Callable[[int], torch.Tensor] | None = None) -> list[list[float]]:
-    """Return the weights of this rank."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         output = call(step) if call else model(batch(step).requires_grad_())

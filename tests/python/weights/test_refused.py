@@ -1,7 +1,5 @@
 """isthmus.weights refuses what does not fit, by name, and changes nothing."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

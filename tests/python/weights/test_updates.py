@@ -1,7 +1,5 @@
 """isthmus.weights on the CPU: what was encoded comes out bit for bit, of tensors of all kinds. No process group."""
 
-from __future__ import annotations
-
 import gc
 import re
 import weakref

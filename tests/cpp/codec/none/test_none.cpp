@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,12 +10,8 @@
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/typed_data.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
-
-using test::Array;
-using test::kFloatingTypes;
-using test::random_values;
 
 constexpr PacketContext kContext{0x0123456789abcdef, 42};
 
@@ -98,7 +93,7 @@ TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
     std::vector<std::byte> foreign = packet;
     foreign[byte] ^= std::byte{0x80};
     Array out(2, DataType::kFloat32);
-    const std::string error = test::error_of<PacketError>([&] { decode_sum(codec, foreign, 1, out); });
+    const std::string error = error_of<PacketError>([&] { decode_sum(codec, foreign, 1, out); });
     EXPECT_NE(error.find(std::string("packet with ") + field), std::string::npos) << field << ": " << error;
   }
 }
@@ -111,4 +106,4 @@ TEST(None, OnlyFloatingTypes) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -10,6 +10,8 @@
 #include <limits>
 #include <vector>
 
+#include "tests/cpp/codec/packet_reference.h"
+
 namespace isthmus::reference {
 
 // Neighbours with one scale.
@@ -26,12 +28,6 @@ struct QuantParameters {
   int last_code() const { return (1 << bits) - 1; }
   float centre() const { return static_cast<float>(last_code()) / 2; }
 };
-
-inline uint64_t scramble(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 inline uint64_t seed_of(const QuantParameters& parameters) {
   return scramble(scramble(parameters.unit_hash ^ ((parameters.step + 1) * 0xd1342543de82ef95)) + parameters.segment +
@@ -193,30 +189,13 @@ struct QuantSections {
   int64_t end;
 
   QuantSections(const QuantParameters& parameters, int64_t num_elements) {
-    const auto to_64 = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
     const int64_t groups = num_elements / kGroupElements;
     const int64_t blocks = (groups + 3) / 4;
-    codes = scales + to_64(groups * 2);
+    codes = scales + up_to_64(groups * 2);
     tail = codes + blocks * 64 * parameters.bits;
-    end = tail + to_64(num_elements % kGroupElements * 4);
+    end = tail + up_to_64(num_elements % kGroupElements * 4);
   }
 };
-
-// The checksum of docs/packet_format.md.
-inline uint64_t checksum_of(const std::vector<uint8_t>& packet) {
-  constexpr uint64_t kHalf = uint64_t{1} << 32;
-  uint64_t sum = 0;
-  for (size_t w = 0; w < (packet.size() - 48) / 8; ++w) {
-    uint64_t word = 0;
-    std::memcpy(&word, packet.data() + 48 + 8 * w, 8);
-    const uint64_t number = (w + 1) * 0x9e3779b97f4a7c15;
-    const uint64_t key = number ^ (number % kHalf) * (number / kHalf);
-    const uint64_t low = (word % kHalf + key % kHalf) % kHalf;
-    const uint64_t high = (word / kHalf + key / kHalf) % kHalf;
-    sum += low * high + kHalf * low + high;
-  }
-  return sum;
-}
 
 // Puts the lowest bits of a code at the place of an element: 32 bits a column, row after row in ascending bits, in as
 // many words as it takes. Three bits are a plane of the lower two and after it one of the highest.
@@ -236,23 +215,6 @@ inline void put_code(const QuantParameters& parameters, int64_t element, int cod
   } else {
     put(parameters.bits, 0, code);
   }
-}
-
-inline void put_header(const QuantParameters& parameters, int64_t num_elements, std::vector<uint8_t>& packet) {
-  const auto put = [&](size_t offset, auto value) { std::memcpy(packet.data() + offset, &value, sizeof(value)); };
-  put(0, uint32_t{0x4d485349});
-  put(4, uint8_t{6});
-  put(5, uint8_t{3});
-  put(6, uint8_t{1});
-  put(7, parameters.segment);
-  put(8, parameters.unit_hash);
-  put(16, parameters.step);
-  put(24, static_cast<uint64_t>(num_elements));
-  put(30, parameters.sender);
-  put(32, static_cast<uint8_t>(parameters.bits));
-  put(33, uint8_t{7});  // 2^7 elements in a group
-  put(34, uint8_t{9});  // rotated, unbiased
-  put(40, checksum_of(packet));
 }
 
 struct QuantResult {
@@ -305,7 +267,10 @@ inline QuantResult encode_quant(const QuantParameters& parameters, const std::ve
     }
   }
   result.non_finite_groups += !tail_is_finite;
-  put_header(parameters, num_elements, result.packet);
+  put<uint8_t>(result.packet, 32, static_cast<uint8_t>(parameters.bits));
+  put<uint8_t>(result.packet, 33, 7);  // 2^7 elements in a group
+  put<uint8_t>(result.packet, 34, 9);  // rotated, unbiased
+  put_header(result.packet, 3, parameters, num_elements);
   return result;
 }
 

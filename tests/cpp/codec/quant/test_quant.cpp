@@ -1,33 +1,68 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "codec/quant/host.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
-#include "tests/cpp/codec/quant/quant_packets.h"
+#include "tests/cpp/codec/quant/quant_reference.h"
 #include "tests/cpp/support/instruction_sets.h"
+#include "tests/cpp/support/packets.h"
+#include "tests/cpp/support/typed_data.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kMax = std::numeric_limits<float>::max();
+constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
+constexpr int kWidths[] = {1, 2, 3, 4, 8};
 
-// Which NaN it is says nothing.
-std::vector<uint32_t> bits_but_nan_of(const std::vector<float>& values) {
-  std::vector<uint32_t> bits;
-  for (const float value : values) {
-    bits.push_back(std::bit_cast<uint32_t>(std::isnan(value) ? kNan : value));
+Options options_of(int64_t bits) {
+  Options options;
+  options.bits = bits;
+  return options;
+}
+
+Options with_feedback(Options options) {
+  options.error_feedback = ErrorFeedback::kOn;
+  return options;
+}
+
+reference::QuantParameters parameters_of(const Options& options, PacketContext context = kContext) {
+  return {.bits = static_cast<int>(options.bits),
+          .error_feedback = options.error_feedback == ErrorFeedback::kOn,
+          .unit_hash = context.unit_hash,
+          .step = context.step,
+          .segment = context.segment,
+          .sender = context.sender};
+}
+
+Packet encoded(QuantCodec& codec, const std::vector<float>& piece, std::vector<float>& residual,
+               PacketContext context = kContext, CodecCounts* counts = nullptr) {
+  Packet packet(codec.packet_bytes(static_cast<int64_t>(piece.size())));
+  const CodecCounts result = codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
+  if (counts != nullptr) {
+    *counts = result;
   }
-  return bits;
+  return packet;
+}
+
+std::vector<float> decoded(QuantCodec& codec, Packet& packet, size_t num_elements, PacketContext context = kContext) {
+  std::vector<float> out(num_elements);
+  codec.decode_sum(packet.buffer(), 1, buffer_of(out), context, {});
+  return out;
+}
+
+// What arrives of a piece without error feedback.
+std::vector<float> sent(const Options& options, const std::vector<float>& piece, PacketContext context = kContext) {
+  QuantCodec codec(options);
+  std::vector<float> none;
+  Packet packet = encoded(codec, piece, none, context);
+  return decoded(codec, packet, piece.size(), context);
 }
 
 // Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
@@ -44,7 +79,7 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
     const reference::QuantResult expected =
         reference::encode_quant(parameters_of(options, context), pieces[step], expected_residual);
     ASSERT_EQ(packet.copy(), expected.packet);
-    ASSERT_EQ(bits_but_nan_of(residual), bits_but_nan_of(expected_residual));
+    ASSERT_EQ(first_difference(buffer_of(residual), buffer_of(expected_residual)), -1);
     const auto num_elements = static_cast<int64_t>(pieces[step].size());
     EXPECT_EQ(counts.encoded_elements, num_elements);
     EXPECT_EQ(counts.kept_elements, num_elements);
@@ -55,7 +90,7 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
     for (const float value : expected.arrives) {
       sum.push_back(3.0F + value);
     }
-    ASSERT_EQ(bits_but_nan_of(out), bits_but_nan_of(sum));
+    ASSERT_EQ(first_difference(buffer_of(out), buffer_of(sum)), -1);
   }
 }
 
@@ -131,16 +166,6 @@ TEST(Quant, NonFiniteGroupsEqualReference) {
   }
 }
 
-double relative_error(const std::vector<float>& piece, const std::vector<float>& out) {
-  double error = 0;
-  double energy = 0;
-  for (size_t i = 0; i < piece.size(); ++i) {
-    error += std::pow(static_cast<double>(piece[i]) - out[i], 2);
-    energy += std::pow(piece[i], 2);
-  }
-  return error / energy;
-}
-
 std::vector<float> normal_values(size_t count) {
   std::mt19937 random(9);
   std::normal_distribution<float> draw;
@@ -181,7 +206,7 @@ TEST(Quant, MeanOfManyDrawsIsWhatWasGiven) {
         mean[i] += one[i] / double{kDraws};
       }
     }
-    const double error = relative_error(piece, {mean.begin(), mean.end()});
+    const double error = relative_error(piece, mean);
     EXPECT_NEAR(error, error_of_one / kDraws, .1 * error_of_one / kDraws + 1e-8) << bits << " bits";
   }
 }
@@ -216,4 +241,4 @@ TEST(Quant, ResidualsAreForFeedbackAlone) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

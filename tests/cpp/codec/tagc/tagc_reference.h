@@ -12,8 +12,9 @@
 #include <map>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "tests/cpp/codec/packet_reference.h"
 
 namespace isthmus::reference {
 
@@ -26,6 +27,7 @@ struct TagcParameters {
   uint64_t step = 0;
   std::string cell_type = "fp32";
   uint16_t sender = 0;
+  uint8_t segment = 0;
 };
 
 inline uint32_t magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; }
@@ -73,10 +75,7 @@ class TagcGeometry {
 
   uint64_t hash(int64_t block, int i) const {
     const uint64_t seed = parameters_.unit_hash ^ ((parameters_.step + 1) * 0xd1342543de82ef95);
-    uint64_t x = seed + 0x9e3779b97f4a7c15 * (3 * block + i + 1);
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
+    return scramble(seed + 0x9e3779b97f4a7c15 * (3 * block + i + 1));
   }
   // The i-th cell of an element, as a position in the sketch: its row lies in the i-th third of the rows.
   int64_t cell(int64_t element, int i) const {
@@ -284,11 +283,6 @@ inline std::map<int64_t, CodedValue> code_kept(const TagcGeometry& geometry, con
   return coded;
 }
 
-template <typename T>
-void put(std::vector<uint8_t>& bytes, int64_t offset, T value) {
-  std::memcpy(bytes.data() + offset, &value, sizeof(value));
-}
-
 inline void set_bit(std::vector<uint8_t>& bytes, int64_t offset, int64_t bit) {
   bytes[offset + bit / 8] |= static_cast<uint8_t>(1 << bit % 8);
 }
@@ -300,21 +294,6 @@ struct TwoTierResult {
   int64_t held_back_elements = 0;
   int64_t non_finite_blocks = 0;
 };
-
-// The checksum of docs/packet_format.md, of all bytes from `begin` on.
-inline uint64_t checksum_of_docs(const std::vector<uint8_t>& packet, size_t begin) {
-  uint64_t sum = 0;
-  for (size_t place = 0; place < (packet.size() - begin) / 8; ++place) {
-    uint32_t halves[2];
-    std::memcpy(halves, packet.data() + begin + 8 * place, 8);
-    const uint64_t number = (place + 1) * 0x9e3779b97f4a7c15;
-    const uint64_t key = number ^ (number & 0xffffffff) * (number >> 32);
-    const uint32_t low = halves[0] + static_cast<uint32_t>(key);
-    const uint32_t high = halves[1] + static_cast<uint32_t>(key >> 32);
-    sum += uint64_t{low} * high + (uint64_t{low} << 32) + high;
-  }
-  return sum;
-}
 
 // The packet of codec tagc. `residual` is updated.
 inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std::vector<float>& piece,
@@ -331,21 +310,12 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   const auto type = std::find(cell_types.begin(), cell_types.end(), parameters.cell_type) - cell_types.begin();
   const int64_t cell_bytes = std::array{4, 2, 2, 1}[type];
   const bool is_scaled = type >= 2;
-  const auto up = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
   const int64_t flags_offset = 64;
-  const int64_t index_offset = flags_offset + up((geometry.num_blocks() + 63) / 64 * 8);
-  const int64_t scales_offset = index_offset + up(geometry.index_words() * 8);
-  const int64_t sketch_offset = scales_offset + (is_scaled ? up(geometry.num_blocks()) : 0);
+  const int64_t index_offset = flags_offset + up_to_64((geometry.num_blocks() + 63) / 64 * 8);
+  const int64_t scales_offset = index_offset + up_to_64(geometry.index_words() * 8);
+  const int64_t sketch_offset = scales_offset + (is_scaled ? up_to_64(geometry.num_blocks()) : 0);
   TwoTierResult result;
   result.packet.resize(sketch_offset + geometry.num_cells() * cell_bytes);
-  put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 6);  // version
-  put<uint8_t>(result.packet, 5, 2);  // codec tagc
-  put<uint8_t>(result.packet, 6, 1);  // float32
-  put<uint64_t>(result.packet, 8, parameters.unit_hash);
-  put<uint64_t>(result.packet, 16, parameters.step);
-  put<uint64_t>(result.packet, 24, piece.size());
-  put<uint16_t>(result.packet, 30, parameters.sender);
   put<uint8_t>(result.packet, 32, static_cast<uint8_t>(std::log2(geometry.columns())));
   put<uint16_t>(result.packet, 33, static_cast<uint16_t>(parameters.peel_rounds));
   put<uint8_t>(result.packet, 35, static_cast<uint8_t>(type));
@@ -370,7 +340,7 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
       }
     }
   }
-  put<uint64_t>(result.packet, 40, checksum_of_docs(result.packet, 48));
+  put_header(result.packet, 2, parameters, geometry.num_elements());
   result.kept_elements = static_cast<int64_t>(chosen.kept.size());
   result.held_back_elements = static_cast<int64_t>(num_chosen - chosen.kept.size());
   result.non_finite_blocks = static_cast<int64_t>(chosen.flagged_blocks.size());

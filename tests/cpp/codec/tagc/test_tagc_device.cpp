@@ -6,15 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "codec/checksum.h"
-#include "codec/device_jobs.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
 #include "isthmus/error.h"
+#include "kernels/checksum/cpu.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/on_device.h"
@@ -23,10 +22,9 @@
 // What is called by itself.
 #include "kernels/tagc/insert_passes.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr TagcLimits kBlocksOf256 = {.block_elements = 256};
 constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 5};
 
@@ -43,36 +41,43 @@ struct Encoded {
   kernels::DeviceCounts counts;
 };
 
+using DeviceCodec = PassesCodec<TagcMaker>;
+
 Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual, Cut cut,
                          TagcLimits limits = {}) {
-  const TagcDevice codec(options, limits);
-  Memory packet(codec.packet_bytes(piece.num_elements));
-  Memory scratch(codec.encode_scratch_bytes(piece.num_elements));
-  const kernels::DeviceContext context = device_context(kContext);
   Encoded encoded = {{}, residual, {}};
-  EmulatedDevice device(cut, 1);
-  kernels::emulated::run_passes(
-      device, codec.encode_job({piece, buffer_of(encoded.residual), packet.buffer(), read_from(context, kContext),
-                                &encoded.counts, scratch.buffer()}));
+  CutLauncher launcher(cut);
+  DeviceCodec codec(TagcMaker(options, limits), {launcher, &encoded.counts, nullptr});
+  Memory packet(codec.packet_bytes(piece.num_elements));
+  const PieceSet set = PieceSet::of_one(piece, buffer_of(encoded.residual), packet.buffer());
+  Memory scratch(codec.encode_scratch_bytes(set));
+  const kernels::DeviceContext context = device_context(kContext);
+  codec.encode_pieces(set, read_from(context, kContext), {{}, scratch.buffer()});
   EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
   encoded.packet = packet.copy();
   return encoded;
 }
 
+// Adds the packets to `out`.
 kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
                                       std::vector<float>& out, Cut cut, PacketContext packet_context = kContext,
                                       TagcLimits limits = {}) {
-  const TagcDevice codec(options, limits);
-  Memory aligned(packets);
-  Memory scratch(codec.decode_scratch_bytes({static_cast<int64_t>(out.size()), num_packets}));
-  const kernels::DeviceContext context = device_context(packet_context);
   kernels::DeviceFault fault;
-  EmulatedDevice device(cut, 2);
-  kernels::emulated::run_passes(device,
-                                codec.decode_job({aligned.buffer(), num_packets, buffer_of(out), /*to_places=*/false,
-                                                  read_from(context, packet_context), &fault, scratch.buffer()}));
+  CutLauncher launcher(cut);
+  DeviceCodec codec(TagcMaker(options, limits), {launcher, nullptr, &fault});
+  std::vector<uint8_t> with_own = packets;
+  with_own.resize(packets.size() / static_cast<size_t>(num_packets) * static_cast<size_t>(num_packets + 1));
+  Memory aligned(with_own);
+  const ShardSum sum = {.own = buffer_of(out),
+                        .packets = aligned.buffer(),
+                        .num_nodes = num_packets + 1,
+                        .node = num_packets,
+                        .shard = buffer_of(out)};
+  Memory scratch(codec.decode_scratch_bytes(sum));
+  const kernels::DeviceContext context = device_context(packet_context);
+  codec.decode_shard(sum, read_from(context, packet_context), {{}, scratch.buffer()});
   EXPECT_TRUE(scratch.ends_intact());
-  EXPECT_TRUE(aligned.copy() == packets);
+  EXPECT_TRUE(aligned.copy() == with_own);
   return fault;
 }
 
@@ -120,7 +125,7 @@ TEST(TagcDevice, EveryBlockSize) {
     }
     std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 6);
     piece[300] = piece[4999] = kNan;
-    piece[1024] = -std::numeric_limits<float>::infinity();
+    piece[1024] = -kInfinity;
     expect_as_on_cpu(options, piece, std::vector<float>(5000), {33, 5}, kBlocksOf256);
   }
 }
@@ -165,7 +170,12 @@ TEST(TagcDevice, ASampleThatMisleads) {
   }
 }
 
-// However the sketch is cut into stripes.
+// Runs nothing.
+struct JobKeeper final : DeviceLauncher {
+  kernels::Job job;
+  void run(const kernels::Job& given, Stream /*stream*/) override { job = given; }
+};
+
 TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
   using InsertValues = kernels::emulated::InsertValues<true, kernels::emulated::Float32Cells>;
   const kernels::TagcShape shape = TagcSettings(options_of(4, .9), kBlocksOf256).shape(5000);
@@ -176,21 +186,23 @@ TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
   const std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 8);
   const Encoded whole =
       encode_on_device(options_of(4, .9), buffer_of(piece), std::vector<float>(5000), {32, 3}, kBlocksOf256);
-  const TagcDevice codec(options_of(4, .9), kBlocksOf256);
   std::vector<uint8_t> first;
   for (const int64_t stripe_words : {1, 2, 8}) {  // inserts once more, elsewhere
     Memory packet(whole.packet);
-    Memory scratch(codec.encode_scratch_bytes(5000));
     std::vector<float> residual(5000, 1.0F);
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
-    kernels::TagcEncodeJob job = codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                   read_from(context, kContext), &counts, scratch.buffer()});
+    JobKeeper keeper;
+    DeviceCodec codec(TagcMaker(options_of(4, .9), kBlocksOf256), {keeper, &counts, nullptr});
+    const PieceSet set = PieceSet::of_one(buffer_of(piece), buffer_of(residual), packet.buffer());
+    Memory scratch(codec.encode_scratch_bytes(set));
+    codec.encode_pieces(set, read_from(context, kContext), {{}, scratch.buffer()});
+    const auto& job = std::get<kernels::TagcEncodeJob>(keeper.job);
     for (int64_t block = 0; block < shape.num_blocks; ++block) {
       kernels::emulated::RowTable<true>(job.rows).set(block, {{0, 2, 4}, 0});
     }
     EmulatedDevice device(32, 3, 1);
-    device.run(InsertValues{job, stripe_words}, 4, 0);
+    device.run(InsertValues{job, stripe_words}, 4);
     EXPECT_EQ(counts.kept_elements, whole.counts.kept_elements);
     const auto zeros = static_cast<uint64_t>(std::count(residual.begin(), residual.end(), 0.0F));
     EXPECT_EQ(zeros, whole.counts.kept_elements);
@@ -216,7 +228,7 @@ class TagcDeviceCorruption : public testing::Test {
   std::string message_of(const std::vector<uint8_t>& packet) {
     Memory aligned(packet);
     std::vector<float> out(kElements);
-    return test::error_of<PacketError>(
+    return error_of<PacketError>(
         [&] { TagcCodec(options_).decode_sum(aligned.buffer(), 1, buffer_of(out), kContext, {}); });
   }
   // Gives a damaged packet the checksum that fits it.
@@ -247,7 +259,7 @@ TEST_F(TagcDeviceCorruption, MadeUpPacketsAreNamedAsOnCpu) {
       const kernels::DeviceFault fault = decode_on_device(options_, damaged, 1, out, cut);
       EXPECT_EQ(fault.kind(), kind);
       EXPECT_EQ(fault.packet(), 0);
-      EXPECT_EQ(test::error_of<PacketError>([&] { throw_if_reported(fault); }), message_of(damaged));
+      EXPECT_EQ(error_of<PacketError>([&] { throw_if_reported(fault); }), message_of(damaged));
       out.assign(kElements, 5.0F);
       const kernels::DeviceFault second = decode_on_device(options_, both, 2, out, cut, of_one_node);
       EXPECT_EQ(second.kind(), kind);
@@ -276,8 +288,8 @@ TEST_F(TagcDeviceCorruption, MadeUpPacketsAreNamedAsOnCpu) {
 }
 
 TEST(TagcDevice, RefusesTooManyElements) {
-  EXPECT_THROW(TagcDevice(options_of(4, .9)).encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
+  EXPECT_THROW(TagcMaker(options_of(4, .9)).plan_encode(kernels::kMaxDeviceElements + 1, {}), Error);
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

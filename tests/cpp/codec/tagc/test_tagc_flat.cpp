@@ -2,11 +2,10 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <set>
 #include <vector>
 
-#include "codec/tagc/flat_executors.h"
+#include "codec/tagc/flat.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_flat_reference.h"
@@ -16,23 +15,19 @@
 namespace isthmus {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr PacketContext kContext = {.unit_hash = 42, .step = 3};
 
 struct Setting {
   double ratio;
   double sparsity;
-  int64_t index_bits;
 };
-constexpr Setting kSettings[] = {{2, .8, 1}, {4, .9, 4}, {10, .9875, 1}, {10, .9875, 4}};
+constexpr Setting kSettings[] = {{2, .8}, {4, .9}, {10, .9875}};
 
 Options options_of(Setting setting) {
   Options options;
   options.tiers = TierMode::kFlat;
   options.ratio = setting.ratio;
   options.sparsity = setting.sparsity;
-  options.index_bits = setting.index_bits;
   return options;
 }
 
@@ -111,8 +106,8 @@ void expect_same(const std::vector<float>& actual, const std::vector<float>& exp
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements, int ranks,
                                TagcLimits limits = {}) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, " << ranks
-                                  << " ranks, ratio " << options.ratio << ", index bits " << options.index_bits);
-  TagcFlatOnHost flat(options, ranks, limits);
+                                  << " ranks, ratio " << options.ratio);
+  TagcFlatOnHost flat(options, limits);
   const reference::TagcParameters parameters = parameters_of(options, limits);
   std::set<int64_t> marked;
   std::vector<float> expected_sketch;
@@ -126,8 +121,7 @@ void expect_equal_to_reference(const Options& options, Data data, int64_t num_el
     expect_same(one.sketch, expected.sketch);
     std::vector<uint64_t> expected_index(one.index.size());
     for (size_t element = 0; element < expected.index.size(); ++element) {
-      const size_t bit = element * options.index_bits;
-      expected_index[bit / 64] |= static_cast<uint64_t>(expected.index[element]) << bit % 64;
+      expected_index[element / 64] |= static_cast<uint64_t>(expected.index[element]) << element % 64;
       if (expected.index[element] != 0) {
         marked.insert(static_cast<int64_t>(element));
       }
@@ -168,7 +162,7 @@ TEST(TagcFlat, EqualsReferenceOnDifficultData) {
 TEST(TagcFlat, EqualsReferenceWhereMuchIsEstimated) {
   expect_equal_to_reference(options_of(kSettings[0]), Data::kHeavyTail, 30000, 8);
   expect_equal_to_reference(options_of(kSettings[0]), Data::kHeavyTail, 30000, 2, {.peel_rounds = 1});
-  expect_equal_to_reference(options_of({10, 0, 1}), Data::kHeavyTail, 5000, 2);
+  expect_equal_to_reference(options_of({10, 0}), Data::kHeavyTail, 5000, 2);
 }
 
 TEST(TagcFlat, AllInstructionSetsGiveTheSameBits) {
@@ -180,63 +174,53 @@ TEST(TagcFlat, AllInstructionSetsGiveTheSameBits) {
 }
 
 TEST(TagcFlat, NonFiniteElementsReachTheOwnerAndLeaveTheResidual) {
-  for (const int64_t index_bits : {1, 4}) {
-    TagcFlatOnHost flat(options_of({10, .9, index_bits}), 3);
-    const int64_t num_elements = 5001;
-    auto chunks = make_chunks(Data::kHeavyTail, num_elements, 3);
-    chunks[1][0] = kInfinity;
-    chunks[1][70] = kNan;
-    chunks[2][70] = 1;
-    chunks[2][num_elements - 1] = -kInfinity;
-    std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 1);
-    const std::vector<float> old_residual = residual;
-    CodecCounts counts;
-    encode(flat, chunks[1], residual, &counts);
-    EXPECT_EQ(counts.non_finite_blocks, 2);
-    for (int64_t i = 0; i < 128; ++i) {
-      EXPECT_EQ(residual[i], old_residual[i]);
-    }
-    const std::vector<float> out = decode(flat, encode_all(flat, chunks), num_elements);
-    EXPECT_TRUE(std::isnan(out[0]));
-    EXPECT_TRUE(std::isnan(out[70]));
-    EXPECT_TRUE(std::isnan(out[num_elements - 1]));
+  TagcFlatOnHost flat(options_of({10, .9}));
+  const int64_t num_elements = 5001;
+  auto chunks = make_chunks(Data::kHeavyTail, num_elements, 3);
+  chunks[1][0] = kInfinity;
+  chunks[1][70] = kNan;
+  chunks[2][70] = 1;
+  chunks[2][num_elements - 1] = -kInfinity;
+  std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 1);
+  const std::vector<float> old_residual = residual;
+  CodecCounts counts;
+  encode(flat, chunks[1], residual, &counts);
+  EXPECT_EQ(counts.non_finite_blocks, 2);
+  for (int64_t i = 0; i < 128; ++i) {
+    EXPECT_EQ(residual[i], old_residual[i]);
   }
+  const std::vector<float> out = decode(flat, encode_all(flat, chunks), num_elements);
+  EXPECT_TRUE(std::isnan(out[0]));
+  EXPECT_TRUE(std::isnan(out[70]));
+  EXPECT_TRUE(std::isnan(out[num_elements - 1]));
 }
 
 TEST(TagcFlat, IndexPastTheEndIsIgnored) {
-  for (const int64_t index_bits : {1, 4}) {
-    TagcFlatOnHost flat(options_of({4, .9, index_bits}), 2);
-    Merged merged = encode_all(flat, make_chunks(Data::kHeavyTail, 1001, 2));
-    const std::vector<float> expected = decode(flat, merged, 1001);
-    merged.index.back() |= 0x8000000000000000;
-    EXPECT_EQ(decode(flat, merged, 1001), expected);
-  }
+  TagcFlatOnHost flat(options_of({4, .9}));
+  Merged merged = encode_all(flat, make_chunks(Data::kHeavyTail, 1001, 2));
+  const std::vector<float> expected = decode(flat, merged, 1001);
+  merged.index.back() |= 0x8000000000000000;
+  EXPECT_EQ(decode(flat, merged, 1001), expected);
 }
 
 TEST(TagcFlat, Sizes) {
-  TagcFlatOnHost one_bit(options_of({10, .9875, 1}), 2);
-  TagcFlatOnHost four_bits(options_of({10, .9875, 4}), 2);
+  TagcFlatOnHost flat(options_of({10, .9875}));
   const int64_t num_elements = int64_t{1} << 20;
-  EXPECT_EQ(one_bit.index_bytes(num_elements), num_elements / 8);
-  EXPECT_EQ(four_bits.index_bytes(num_elements), num_elements / 2);
-  EXPECT_EQ(one_bit.sketch_elements(num_elements), 103 * 1024);
-  EXPECT_EQ(one_bit.index_bytes(0), 0);
-  EXPECT_EQ(one_bit.sketch_elements(0), 0);
+  EXPECT_EQ(flat.index_bytes(num_elements), num_elements / 8);
+  EXPECT_EQ(flat.sketch_elements(num_elements), 103 * 1024);
+  EXPECT_EQ(flat.index_bytes(0), 0);
+  EXPECT_EQ(flat.sketch_elements(0), 0);
 }
 
-TEST(TagcFlat, FourBitsCountToFifteenRanks) {
-  EXPECT_NO_THROW(TagcFlatOnHost(options_of({10, .9875, 4}), 15));
-  EXPECT_THROW(TagcFlatOnHost(options_of({10, .9875, 4}), 16), OptionError);
-  EXPECT_NO_THROW(TagcFlatOnHost(options_of({10, .9875, 1}), 16));
-  EXPECT_THROW(TagcFlatOnHost(options_of({10, .9875, 2}), 2), OptionError);
-  EXPECT_THROW(TagcFlatOnHost(options_of({0, .9875, 1}), 2), OptionError);
-  Options short_cells = options_of({10, .9875, 1});
+TEST(TagcFlat, RefusesWhatASingleTierDoesNotSupport) {
+  EXPECT_THROW(TagcFlatOnHost(options_of({0, .9875})), OptionError);
+  Options short_cells = options_of({10, .9875});
   short_cells.cell_type = "bf16";
-  EXPECT_THROW(TagcFlatOnHost(short_cells, 2), OptionError);
+  EXPECT_THROW(TagcFlatOnHost{short_cells}, OptionError);
 }
 
 TEST(TagcFlat, RejectsWrongBuffers) {
-  TagcFlatOnHost flat(options_of({10, .9875, 1}), 2);
+  TagcFlatOnHost flat(options_of({10, .9875}));
   std::vector<float> chunk(100);
   std::vector<float> residual(99);
   EXPECT_THROW(encode(flat, chunk, residual), Error);

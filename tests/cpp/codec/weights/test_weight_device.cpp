@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <random>
-#include <string>
 #include <vector>
 
 #define ISTHMUS_KERNEL_NAMESPACE emulated
@@ -14,7 +11,7 @@
 #include "isthmus/error.h"
 #include "tests/cpp/codec/weights/weights_on_device.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
 struct Sent {
@@ -30,14 +27,15 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
   std::copy_n(before.view().as<uint8_t>(), shard.bytes(), old_memory.data() + offset);
   Memory new_memory(bytes_of({now}));
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard));
-  Memory scratch(weight_encode_scratch_bytes(shard));
-  run(make_weight_encode_job({.header = header_of_unit(now),
-                              .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
-                              .shard = {new_memory.data(), shard.num_elements, shard.dtype},
-                              .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
-                              .sent = sent.buffer()},
-                             scratch.buffer()),
-      cut);
+  WeightLauncher launcher(cut);
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->encode_scratch_bytes(shard));
+  coder->encode({.header = header_of_unit(now),
+                 .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
+                 .shard = {new_memory.data(), shard.num_elements, shard.dtype},
+                 .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
+                 .sent = sent.buffer()},
+                {{}, scratch.buffer()});
   EXPECT_TRUE(sent.ends_intact() && scratch.ends_intact() && old_memory.ends_intact() && new_memory.ends_intact());
   Sent result;
   std::memcpy(static_cast<void*>(&result.header), sent.data(), sizeof(result.header));
@@ -47,7 +45,7 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
 }
 
 void expect_as_on_cpu(const Array& before, const Array& now, Cut cut = kCut, int64_t shift = 1) {
-  std::vector<uint8_t> expected = packet_of_cpu(before, now);
+  std::vector<uint8_t> expected = packet_of(before.view(), now.view());
   const WeightHeader header = sealed_header(before, now, 0);
   const Sent sent = encode_on_device(before, now, cut, nullptr, shift);
   ASSERT_EQ(sent.header.packet_bytes, expected.size());
@@ -67,7 +65,8 @@ TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
         const Array before(weights(count), dtype);
         const Array now(moved(weights(count), learning_rate), dtype);
         expect_as_on_cpu(before, now);
-        ++(static_cast<int64_t>(packet_of_cpu(before, now).size()) < now.view().bytes() ? num_coded : num_whole);
+        ++(static_cast<int64_t>(packet_of(before.view(), now.view()).size()) < now.view().bytes() ? num_coded
+                                                                                                  : num_whole);
       }
     }
     EXPECT_TRUE(num_coded > 10 && num_whole > 10) << num_coded << " and " << num_whole << " of " << to_string(dtype);
@@ -79,7 +78,7 @@ TEST(WeightEncodeOnDevice, AnyPatternFromAnyOther) {
     const Array before = all_patterns(dtype);
     const Array near = all_patterns(dtype, 2);
     SCOPED_TRACE(to_string(dtype));
-    EXPECT_LT(packet_of_cpu(before, near).size(), before.bytes().size());
+    EXPECT_LT(packet_of(before.view(), near.view()).size(), before.bytes().size());
     expect_as_on_cpu(before, near);
     expect_as_on_cpu(before, random_bits(before.view().num_elements, dtype, 2));  // most blocks are sent as they are
   }
@@ -106,8 +105,10 @@ TEST(WeightEncodeOnDevice, WithoutAReplicaTheHeaderAlone) {
   WeightHeader header = header_of_unit(shard);
   header.has_replica = 0;
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()));
-  Memory scratch(weight_encode_scratch_bytes(shard.view()));
-  run(make_weight_encode_job({header, {}, shard.view(), {}, sent.buffer()}, scratch.buffer()), kCut);
+  WeightLauncher launcher(kCut);
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->encode_scratch_bytes(shard.view()));
+  coder->encode({header, {}, shard.view(), {}, sent.buffer()}, {{}, scratch.buffer()});
   header.seal();
   EXPECT_EQ(std::memcmp(sent.data(), &header, sizeof(header)), 0);
   EXPECT_EQ(sent.data()[kWeightHeaderBytes], 0xa5);
@@ -132,17 +133,20 @@ TEST(WeightsOnDevice, WrongMemoryIsRefused) {
                          .shard = shard.view(),
                          .replica = {},
                          .sent = memory.buffer()};
-  Memory scratch(weight_encode_scratch_bytes(shard.view()));
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer().slice(0, 64)), Error);
-  EXPECT_NO_THROW(make_weight_encode_job(encode, scratch.buffer()));
+  WeightLauncher launcher(kCut);
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->encode_scratch_bytes(shard.view()));
+  const Workspace workspace = {{}, scratch.buffer()};
+  EXPECT_THROW(coder->encode(encode, {{}, scratch.buffer().slice(0, 64)}), Error);
+  EXPECT_NO_THROW(coder->encode(encode, workspace));
   encode.sent = memory.buffer().slice(0, kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()) - 1);
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  EXPECT_THROW(coder->encode(encode, workspace), Error);
   encode.sent = memory.buffer().slice(8, 4000);
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  EXPECT_THROW(coder->encode(encode, workspace), Error);
   encode.sent = memory.buffer();
   encode.before = shard.view().slice(0, 99);
-  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  EXPECT_THROW(coder->encode(encode, workspace), Error);
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,7 +15,7 @@
 #include "tests/cpp/codec/weights/weights_on_device.h"
 #include "tests/cpp/support/error_of.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
 struct Decoded {
@@ -24,7 +23,7 @@ struct Decoded {
   std::string fault;  // empty: all was decoded
 };
 
-Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut, kernels::DeviceFault fault = {}) {
+Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut, const kernels::DeviceFault& fault = {}) {
   const auto num_nodes = static_cast<int64_t>(rail.now.size());
   const Array& own_shard = rail.now[node % num_nodes];
   const ConstBuffer shard = own_shard.view();
@@ -32,21 +31,21 @@ Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut, kernels
   Memory packets(rail.received_packets());
   Memory own(bytes_of({own_shard}));
   Memory replica(bytes_of(rail.before));
-  Memory scratch(weight_decode_scratch_bytes(shard, num_nodes));
-  kernels::WeightDecodeJob job =
-      make_weight_decode_job({.headers = headers.buffer(),
-                              .num_nodes = num_nodes,
-                              .node = node,
-                              .packets = packets.buffer(),
-                              .shard = {own.data(), shard.num_elements, shard.dtype},
-                              .replica = {replica.data(), num_nodes * shard.num_elements, shard.dtype}},
-                             scratch.buffer());
-  job.mapped_fault = &fault;
-  run(job, cut);
+  WeightLauncher launcher(cut);
+  launcher.fault = fault;
+  const auto coder = make_weight_coder_of_gpu(launcher);
+  Memory scratch(coder->decode_scratch_bytes(shard, num_nodes));
+  coder->decode({.headers = headers.buffer(),
+                 .num_nodes = num_nodes,
+                 .node = node,
+                 .packets = packets.buffer(),
+                 .shard = {own.data(), shard.num_elements, shard.dtype},
+                 .replica = {replica.data(), num_nodes * shard.num_elements, shard.dtype}},
+                {{}, scratch.buffer()});
   EXPECT_TRUE(headers.ends_intact() && packets.ends_intact() && own.ends_intact() && replica.ends_intact() &&
               scratch.ends_intact());
   EXPECT_TRUE(headers.copy() == rail.received_headers() && packets.copy() == rail.received_packets());
-  return {replica.copy(), test::error_of<PacketError>([&] { throw_if_any_reported(fault); })};
+  return {replica.copy(), error_of<PacketError>([&] { throw_if_any_reported(launcher.fault); })};
 }
 
 void expect_exact(const Rail& rail, Cut cut = kCut) {
@@ -167,7 +166,7 @@ TEST(WeightDecodeOnDevice, GarbageWithRightChecksums) {
     const int64_t count = round % 2 == 0 ? 500 : kWeightBlockElements + 40;
     Rail rail = rail_of(count, dtype, 1e-3, 2);
     std::vector<uint8_t>& packet = rail.packets[1];
-    const size_t first = round % 4 == 0 ? 0 : 4 * kernels::num_weight_blocks(count);  // the directory, too
+    const size_t first = round % 4 == 0 ? 0 : kernels::WeightShape{count, 1}.directory_bytes();  // the directory, too
     const int num_damages = round % 5 == 0 ? 200 : 1 + round % 3;
     for (int i = 0; i < num_damages; ++i) {
       packet[first + generator() % std::min<size_t>(packet.size() - first, round % 3 == 0 ? 60 : packet.size())] =
@@ -175,13 +174,10 @@ TEST(WeightDecodeOnDevice, GarbageWithRightChecksums) {
     }
     rail.seal(1);
     const Decoded decoded = decode_on_device(rail, 0);
-    std::vector<uint8_t> with_margin = packet;
-    with_margin.resize(packet.size() + WeightPackets::kMarginBytes);
     Array expected = rail.before[1];
     bool is_refused = false;
     try {
-      WeightPackets().decode({with_margin.data(), static_cast<int64_t>(packet.size()), DataType::kByte},
-                             expected.buffer());
+      decode_into(expected.buffer(), packet);
     } catch (const PacketError&) {
       is_refused = true;
     }
@@ -197,4 +193,4 @@ TEST(WeightDecodeOnDevice, GarbageWithRightChecksums) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

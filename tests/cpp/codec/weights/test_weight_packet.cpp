@@ -1,77 +1,48 @@
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
 
-#include "codec/weights/weight_packet.h"
 #include "isthmus/error.h"
-#include "kernels/block/instruction_set.h"
 #include "kernels/weights/laws.h"
 #include "kernels/weights/layout.h"
+#include "tests/cpp/support/instruction_sets.h"
 #include "tests/cpp/support/weights.h"
 
-namespace isthmus {
+namespace isthmus::test {
 namespace {
 
-using test::Array;
-using test::moved;
-using test::weights;
-
-const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
 constexpr int64_t kBlock = kernels::kWeightBlockElements;
 constexpr int64_t kGroup = kernels::kWeightGroupElements;
 constexpr int64_t kSizes[] = {1, 15, 16, 17, kGroup - 1, kGroup + 1, kBlock - 3, kBlock, kBlock + 1, 3 * kBlock + 777};
 
-std::vector<std::byte> encoded(const Array& before, const Array& now) {
-  WeightPackets packets;
-  std::vector<std::byte> packet(WeightPackets::most_bytes(now.view()) + WeightPackets::kMarginBytes);
-  const int64_t bytes =
-      packets.encode(before.view(), now.view(), {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
-  EXPECT_LE(bytes, WeightPackets::most_bytes(now.view()));
-  packet.resize(static_cast<size_t>(bytes));
+std::vector<uint8_t> encoded(const Array& before, const Array& now) {
+  std::vector<uint8_t> packet = packet_of(before.view(), now.view());
+  EXPECT_LE(static_cast<int64_t>(packet.size()), WeightPackets::most_bytes(now.view()));
   return packet;
 }
 
-void decode_into(Array& replica, const std::vector<std::byte>& packet) {
-  std::vector<std::byte> with_margin = packet;
-  with_margin.resize(packet.size() + WeightPackets::kMarginBytes);
-  WeightPackets().decode({with_margin.data(), static_cast<int64_t>(packet.size()), DataType::kByte}, replica.buffer());
-}
-
 // Encodes and decodes with every instruction set; all make the same bytes.
-std::vector<std::byte> expect_exact(const Array& before, const Array& now) {
-  std::vector<std::byte> first;
-  for (const auto set : kernels::available_instruction_sets()) {
-    kernels::set_instruction_set(set);
-    SCOPED_TRACE(to_string(set));
-    const std::vector<std::byte> packet = encoded(before, now);
+std::vector<uint8_t> expect_exact(const Array& before, const Array& now) {
+  std::vector<uint8_t> first;
+  in_every_instruction_set([&] {
+    const std::vector<uint8_t> packet = encoded(before, now);
     EXPECT_TRUE(first.empty() || packet == first) << "other bytes than the first instruction set";
     first = packet;
     Array replica = before;
     if (!packet.empty()) {
-      decode_into(replica, packet);
+      decode_into(replica.buffer(), packet);
     }
     EXPECT_TRUE(replica.bytes() == now.bytes());
-  }
-  kernels::set_instruction_set(kernels::available_instruction_sets().back());
+  });
   return first;
 }
 
-double bits_an_element(const std::vector<std::byte>& packet, int64_t count) {
-  return 8.0 * static_cast<double>(packet.size()) / static_cast<double>(count);
-}
-
 int num_different(const std::vector<double>& values, const std::vector<double>& expected) {
-  int count = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    count += values[i] == expected[i] ? 0 : 1;
-  }
-  return count;
+  return std::inner_product(values.begin(), values.end(), expected.begin(), 0, std::plus<>(), std::not_equal_to<>());
 }
 
 TEST(WeightPackets, StepsOfAllSizesComeThroughBitForBit) {
@@ -150,7 +121,7 @@ TEST(WeightPackets, BitsAreCloseToTheEntropy) {
   for (const auto& [learning_rate, bits] : measured) {
     const std::vector<double> before = weights(kCount);
     const auto packet = encoded({before, DataType::kBFloat16}, {moved(before, learning_rate), DataType::kBFloat16});
-    EXPECT_NEAR(bits_an_element(packet, kCount), bits, .01 * bits) << learning_rate;
+    EXPECT_NEAR(8.0 * static_cast<double>(packet.size()) / kCount, bits, .01 * bits) << learning_rate;
   }
 }
 
@@ -207,16 +178,16 @@ TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
     const Array new_weights(moved(before, 1e-4), dtype);
     const auto packet = encoded(old_weights, new_weights);
     for (int i = 0; i < 300; ++i) {
-      std::vector<std::byte> damaged = packet;
+      std::vector<uint8_t> damaged = packet;
       if (i % 3 == 0) {
         damaged.resize(generator() % packet.size() / 8 * 8);
       } else {
         damaged[i % 3 == 1 ? generator() % 60 : generator() % damaged.size()] ^=
-            static_cast<std::byte>(1 + generator() % 255);
+            static_cast<uint8_t>(1 + generator() % 255);
       }
       Array replica = old_weights;
       try {
-        decode_into(replica, damaged);
+        decode_into(replica.buffer(), damaged);
         EXPECT_NE(i % 3, 0) << "cut to " << damaged.size() << " of " << packet.size() << " bytes";
         EXPECT_LE(num_different(replica.values(), new_weights.values()), 32) << to_string(dtype) << ", packet " << i;
       } catch (const PacketError&) {
@@ -226,4 +197,4 @@ TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::test

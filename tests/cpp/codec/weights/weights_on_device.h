@@ -4,9 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
-#include <string>
+#include <variant>
 #include <vector>
 
 #include "codec/weights/device.h"
@@ -14,18 +13,12 @@
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/weights.h"
 
-namespace isthmus {
+namespace isthmus::test {
 
 using kernels::kWeightBlockElements;
 using kernels::kWeightHeaderBytes;
-using test::Array;
-using test::moved;
-using test::weights;
 
 constexpr Cut kCut = {16, 2};
-inline const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
-
-inline int64_t in_pairs(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 inline std::vector<uint8_t> bytes_of(const std::vector<Array>& shards) {
   std::vector<uint8_t> bytes;
@@ -36,18 +29,21 @@ inline std::vector<uint8_t> bytes_of(const std::vector<Array>& shards) {
   return bytes;
 }
 
-template <typename Job>
-void run(const Job& job, Cut cut) {
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::run_passes(device, job);
-}
+// Runs jobs at once. Faults go to `fault`.
+struct WeightLauncher final : DeviceLauncher {
+  Cut cut;
+  kernels::DeviceFault fault = {};
 
-inline std::vector<uint8_t> packet_of_cpu(const Array& before, const Array& now) {
-  std::vector<uint8_t> packet(WeightPackets::most_bytes(now.view()) + WeightPackets::kMarginBytes);
-  packet.resize(WeightPackets().encode(before.view(), now.view(),
-                                       {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte}));
-  return packet;
-}
+  explicit WeightLauncher(Cut its_cut) : cut(its_cut) {}
+  void run(const kernels::Job& job, Stream /*stream*/) override {
+    kernels::Job mapped = job;
+    if (auto* decode = std::get_if<kernels::WeightDecodeJob>(&mapped)) {
+      decode->mapped_fault = &fault;
+    }
+    EmulatedDevice device(cut, 1);
+    kernels::emulated::run_passes(device, mapped);
+  }
+};
 
 inline WeightHeader header_of_unit(const Array& shard, int64_t node = 0) {
   WeightHeader header;
@@ -64,7 +60,7 @@ inline WeightHeader header_of_unit(const Array& shard, int64_t node = 0) {
 // As the CPU makes it.
 inline WeightHeader sealed_header(const Array& before, const Array& now, int64_t node) {
   WeightHeader header = header_of_unit(now, node);
-  const std::vector<uint8_t> packet = packet_of_cpu(before, now);
+  const std::vector<uint8_t> packet = packet_of(before.view(), now.view());
   header.packet_bytes = packet.size();
   header.packet_checksum = checksum_of({packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
   header.seal();
@@ -101,7 +97,7 @@ struct Rail {
   Rail(std::vector<Array> old_shards, std::vector<Array> new_shards)
       : before(std::move(old_shards)), now(std::move(new_shards)) {
     for (size_t node = 0; node < now.size(); ++node) {
-      packets.push_back(packet_of_cpu(before[node], now[node]));
+      packets.push_back(packet_of(before[node].view(), now[node].view()));
       headers.push_back(sealed_header(before[node], now[node], static_cast<int64_t>(node)));
     }
   }
@@ -127,7 +123,7 @@ struct Rail {
     }
     std::vector<uint8_t> rows;
     for (std::vector<uint8_t> packet : packets) {
-      packet.resize(in_pairs(longest), 0xa5);
+      packet.resize((longest + 15) / 16 * 16, 0xa5);
       rows.insert(rows.end(), packet.begin(), packet.end());
     }
     return rows;
@@ -150,4 +146,4 @@ inline Rail rail_of(int64_t count, DataType dtype, double learning_rate, int64_t
   return {before, now};
 }
 
-}  // namespace isthmus
+}  // namespace isthmus::test

@@ -1,1 +1,0 @@
-"""`isthmus bench soak`: thousands of mixed collectives, every result verified, memory flat."""

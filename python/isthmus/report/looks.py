@@ -1,0 +1,138 @@
+"""What a look at the statistics finds: what was asked for and does not come, what was dropped, and who is behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from isthmus import native
+from isthmus.backends import backends_of
+from isthmus.job import is_first_rank, this_job, warn_once
+from isthmus.report.statistics import sum_of
+from isthmus.torch_private.groups import all_groups
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+_MOST_NAMES = 5
+
+Group = tuple["_C.Backend", dict[str, Any]]  # with its `isthmus.stats`
+
+#: Seconds by tier and rank, as in `isthmus.stats`.
+Waits = Mapping[str, Mapping[int, float]]
+
+TIERS = {"inter": "between nodes", "intra": "within the node", "flat": "in one tier"}
+# A rank is behind the others if this share of the time is spent on waiting for it, and so many times as much as for any
+# other rank of the tier.
+_SHARE = 0.1
+_TIMES = 2.0
+
+
+def look(is_first: bool) -> None:
+    """Warn of what the groups of this process show. is_first: and of what they were asked for and have not done so far.
+
+    That they compress gradients: the most frequent reason for which those of backward passes stayed exact. What the
+    options exclude, and exact first steps (``dense_steps``), are no such reason. That they send differences of weights.
+    And that they treat the units that globs name: a mistyped one would change nothing, or leave everything exact.
+    """
+    groups = [(backend, backend.stats()) for backend in backends_of(all_groups())]
+    if not groups:  # torchft's groups alone
+        return
+    if is_first and is_first_rank():
+        warn_once(_gradients(groups), "gradients")
+        warn_once(_weights(groups), "weights")
+        warn_once(_unmatched_globs(groups), "units")
+    # On the rank that met residuals that were dropped after gradients far larger than before.
+    notes = (native.load().spikes_note(found["codec"]["spikes"]) for _, found in groups)
+    warn_once(next(filter(None, notes), ""), "spikes")
+    late = behind_since_last_look([found for _, found in groups])
+    if not is_first:  # ranks begin their first steps at different times
+        warn_once(late, "behind")
+
+
+def _gradients(groups: Sequence[Group]) -> str:
+    asked = [(backend, found) for backend, found in groups if backend.options.codec != "none"]
+    if any(found["compressed_calls"] for _, found in asked):
+        return ""
+    reasons = [reason for backend, _ in asked for reason in _reasons(backend)]
+    return f"no gradient was compressed in the first two steps: {max(reasons)[1]}" if reasons else ""
+
+
+def _reasons(backend: _C.Backend) -> Iterator[tuple[int, str]]:
+    """How many reductions stayed exact, and why."""
+    core = native.load()
+    for reason, calls in backend.exact_calls().items():
+        if reason == core.Reason.TOO_SMALL:
+            least = backend.options.min_elements
+            yield calls, f"exact reductions: {calls} of fewer elements than min_elements={least}: set a smaller one"
+        elif note := core.exact_note(reason, calls):
+            yield calls, note
+
+
+def _weights(groups: Sequence[Group]) -> str:
+    asked = [found for backend, found in groups if backend.options.sends_differences]
+    if not asked or any(found["weights"]["gathers"] for found in asked):
+        return ""
+    return (
+        "option weights=delta changed nothing in the first two steps: it is for parameters that FSDP gathers, "
+        "min_elements or more at once (DDP gathers none)"
+    )
+
+
+def _unmatched_globs(groups: Sequence[Group]) -> str:
+    names = sorted(
+        {unit["name"] for _, found in groups for unit in found["units"] if unit["collective"] != "all_gather"}
+    )
+    matches = native.load().unit_is_compressed
+    complaints = []
+    for units in dict.fromkeys(backend.options.units for backend, _ in groups):
+        globs = [glob.strip() for glob in units.split(",")]
+        unmatched = [glob for glob in globs if not any(matches(glob.removeprefix("!"), name) for name in names)]
+        if names and unmatched:
+            complaints.append(f"option units={units}: no unit matches {', '.join(unmatched)}")
+    shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    return f"{'; '.join(complaints)}; there are {len(names)}: {shown}" if complaints else ""
+
+
+def behind_since_last_look(stats: Sequence[dict[str, Any]]) -> str:
+    """Return which rank has been behind the others since the last call, by each group's statistics; "" if none was."""
+    job = this_job()
+    waits = sum_of([found["peer_waits_s"] for found in stats])
+    now_s = time.monotonic()
+    since = {
+        tier: {rank: seconds - job.peer_waits_s.get(tier, {}).get(rank, 0.0) for rank, seconds in by_rank.items()}
+        for tier, by_rank in waits.items()
+    }
+    found = "; ".join(behind(since, now_s - job.looked_at_s))
+    job.peer_waits_s, job.looked_at_s = waits, now_s
+    return found
+
+
+def behind(waits: Waits, seconds: float) -> Iterator[str]:
+    """Name each tier's rank that is behind all others, by what was waited for in so many seconds.
+
+    With one other rank in a tier nothing tells a rank that comes late from a slow link, so none is named.
+    """
+    for tier, by_rank in waits.items():
+        longest = sorted(by_rank, key=by_rank.__getitem__, reverse=True)
+        if len(longest) < 2:
+            continue
+        first_s, second_s = by_rank[longest[0]], max(0.0, by_rank[longest[1]])
+        if first_s >= _SHARE * seconds and first_s >= _TIMES * second_s:
+            yield (
+                f"{first_s:.1f} of the last {seconds:.1f} s were spent on waiting for rank {longest[0]} "
+                f"{TIERS[tier]}, and at most {second_s:.1f} s for any other rank there: it comes late, or its link is "
+                "slow. If isthmus.summary() on that rank names another one, look there"
+            )
+
+
+def in_words(waits: Waits, most: int = 4) -> str:
+    """For whom the most was waited, "3.10 s for rank 2, 0.20 s for rank 1 between nodes"; "" if for nobody."""
+    parts = []
+    for tier, words in TIERS.items():
+        by_rank: dict[int, float] = dict(waits[tier])
+        longest = sorted(by_rank, key=by_rank.__getitem__, reverse=True)[:most]
+        if longest:
+            parts.append(", ".join(f"{by_rank[rank]:.2f} s for rank {rank}" for rank in longest) + f" {words}")
+    return "; ".join(parts)

@@ -1,0 +1,238 @@
+"""Who may use whom: includes of C++ point one way, Python has no import cycles, one reads torch's private names.
+
+Components of Python: a folder without folders in it is one. In a folder that has some, each module is one of its own.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from graphlib import TopologicalSorter
+from itertools import chain
+from pathlib import Path
+
+from support.places import ROOT
+
+#: Folders with sources. A folder includes itself and what stands in lines below its own; of a line with several, none
+#: includes another. "*": all that have no line of their own.
+ORDER = """
+src/torch/module
+src/torch/backend
+src/torch/cuda
+src/torch/sides
+src/torch/works
+src/torch/faults src/torch/units
+src/torch/base
+src
+src/communicator
+src/communicator/path
+src/communicator/plan
+src/communicator/units
+src/communicator/run
+src/transport
+src/cuda
+src/codec/*
+src/codec
+src/base
+kernels
+kernels/*
+kernels/elementwise
+kernels/cuda
+kernels/block
+topology
+include/isthmus
+"""
+LINES = [line.split() for line in ORDER.split("\n") if line]
+#: Where the compiler looks for what is included.
+PLACES = ("include", "src", ".")
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def line_of(folder: str) -> int | None:
+    exact = [number for number, patterns in enumerate(LINES) if folder in patterns]
+    by_glob = [n for n, patterns in enumerate(LINES) for pattern in patterns if fnmatchcase(folder, pattern)]
+    return next(iter(exact + by_glob), None)
+
+
+def sources() -> list[Path]:
+    folders = (ROOT / name for name in ("include", "kernels", "src", "topology"))
+    return [
+        path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")
+    ]
+
+
+def folder_of(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def test_includes_point_one_way() -> None:
+    against_order = []
+    for path in sources():
+        for name in INCLUDE.findall(path.read_text()):
+            text = f"{path.relative_to(ROOT)} includes {name}"
+            found = [ROOT / place / name for place in PLACES if (ROOT / place / name).exists()]
+            assert found, f"{text}, which is not there"
+            folder, other = folder_of(path), folder_of(found[0])
+            line, other_line = line_of(folder), line_of(other)
+            assert line is not None and other_line is not None, f"{text}: ORDER lacks {folder} or {other}"
+            if folder != other and line >= other_line:
+                against_order.append(text)
+    assert not against_order
+
+
+def test_each_line_has_sources() -> None:
+    folders = set(map(folder_of, sources()))
+    for number, patterns in enumerate(LINES):
+        for pattern in patterns:
+            assert any(line_of(folder) == number and fnmatchcase(folder, pattern) for folder in folders), pattern
+
+
+#: Folders with Python that is installed, by the package that they are. A link to the last is in the first.
+PACKAGES = {"isthmus": "python/isthmus", "isthmus.benchmarks": "benchmarks"}
+
+Imports = dict[str, set[str]]  # by importing module
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if package != "isthmus" or f"isthmus.{parts[0]}" not in PACKAGES:
+                found[".".join((package, *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def statements(tree: ast.AST, all_of_it: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements; without `all_of_it` those that run when the module is imported."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        if all_of_it or not (later or for_types):
+            yield from statements(child, all_of_it)
+
+
+def names_of(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    assert statement.level == 0, "imports are absolute"
+    return [f"{statement.module}.{alias.name}" for alias in statement.names]
+
+
+def imports(known: Mapping[str, Path], all_of_it: bool) -> Imports:
+    found: Imports = {}
+    for module, path in known.items():
+        found[module] = set()
+        for statement in statements(parsed(path.read_text()), all_of_it):
+            for name in names_of(statement):
+                while name and name not in known:
+                    name = name.rpartition(".")[0]
+                if name and name not in (module, "isthmus"):
+                    found[module].add(name)
+    return found
+
+
+def components(known: Mapping[str, Path]) -> dict[str, str]:
+    packages = {module for module, path in known.items() if path.name == "__init__.py"}
+    with_folders = {package.rpartition(".")[0] for package in packages}
+    return {
+        module: module if module in packages or module.rpartition(".")[0] in with_folders else module.rpartition(".")[0]
+        for module in known
+    }
+
+
+def test_components_have_no_import_cycles() -> None:
+    component_of = components(modules())
+    graph: Imports = {}
+    for module, imported in imports(modules(), all_of_it=True).items():
+        own = component_of[module]
+        graph.setdefault(own, set()).update({component_of[name] for name in imported} - {own})
+    # Names imported from `isthmus` itself are public: `import isthmus` does not import all components.
+    graph.pop("isthmus", None)
+    assert {"isthmus.group.register", "isthmus.group.nodes", "isthmus.benchmarks.training"} <= set(graph)
+    TopologicalSorter(graph).prepare()
+
+
+def test_modules_have_no_import_cycles() -> None:
+    TopologicalSorter(imports(modules(), all_of_it=False)).prepare()
+
+
+def test_only_the_commands_import_benchmarks() -> None:
+    for module, imported in imports(modules(), all_of_it=True).items():
+        if not module.startswith(("isthmus.cli.", "isthmus.benchmarks")):
+            assert not [name for name in imported if name.startswith("isthmus.benchmarks")], module
+
+
+PACKAGE = ROOT / "python/isthmus/torch_private"
+LABELS = ROOT / "src/torch/units/gradient_labels.cpp"
+SECTION = re.compile(r"^# --- (.*) ---\n# Instead: ((?:.|\n# )*)\n", re.MULTILINE)
+PRIVATE = re.compile(r"_[a-zA-Z]\w*")
+# Private names of others: Python's, Isthmus's modules and what its native module binds, and torchft's.
+OF_OTHERS = {
+    *("_exit", "_getframe", "_C", "_build_info", "_mpi", "_topology", "_without_effect"),
+    *("_StreamingDiLoCoFragment", "_allreduce_per_param", "_bucketize_and_allreduce", "_comm_hook", "_fragment_id"),
+    "_fut",
+}
+
+
+def names_in(source: str) -> Iterator[str]:
+    """Yield names that a source imports from torch, or reads of objects that are not its own."""
+    nodes = list(ast.walk(ast.parse(source)))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {
+        node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
+    }
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr=name) if name not in own:
+                yield name
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=str(name)), *_]
+            ):
+                yield name
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("torch"):
+                yield from chain(module.split("."), (alias.name for alias in names))
+
+
+def private(names: Iterable[object]) -> set[str]:
+    return {name for name in names if isinstance(name, str) and PRIVATE.fullmatch(name)} - OF_OTHERS
+
+
+def rows() -> dict[str, tuple[list[str], str]]:
+    """What is read and what would replace it, by what it is read for."""
+    page = (ROOT / "docs/torch_hooks.md").read_text()
+    found = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)[1:]
+    return {purpose: (re.findall(r"`(.*?)`", names), hook) for purpose, names, hook in found if purpose != "---"}
+
+
+def test_one_package_reads_private_names_of_torch() -> None:
+    folders = (ROOT / "python/isthmus", ROOT / "benchmarks", ROOT / "examples")
+    sources = {source for folder in folders for source in folder.rglob("*.py")} - set(PACKAGE.iterdir())
+    assert len(sources) > 100
+    assert {source.name: found for source in sources if (found := private(names_in(source.read_text())))} == {}
+
+
+def test_the_page_has_them_with_their_hooks() -> None:
+    listed = rows()
+    num_private = 0
+    for source in PACKAGE.glob("*.py"):
+        _, *parts = SECTION.split(source.read_text())
+        for title, hook, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            names, hook_on_page = listed.pop(title)
+            assert hook_on_page == hook.replace("\n# ", " ")
+            assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)] == []
+            strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+            known = private(chain(names_in(text), strings))
+            assert known <= set(names), title
+            num_private += len(known)
+    assert num_private > 40
+    ((names, _),) = listed.values()
+    assert [name for name in names if name not in LABELS.read_text()] == []
