@@ -32,7 +32,7 @@ struct BlockCells {
 };
 
 template <typename Visit>
-void for_each_key(const uint64_t* keys, int64_t words, Visit visit) {
+inline void for_each_key(const uint64_t* keys, int64_t words, Visit visit) {
   for (int64_t w = 0; w < words; ++w) {
     for_each_bit(keys[w], 64 * w, visit);
   }
@@ -201,8 +201,8 @@ inline PeelResult hold_back(const TagcShape& shape, const BlockRows* rows, int64
 // Takes the values of a block's `peeled` keys out of the sketch, each from the first cell that it has alone, and calls
 // emit(column, value).
 template <typename Cell, typename Emit>
-void recover_values(const BlockCells<Cell>& cells, const uint64_t* peeled, int64_t words, const uint64_t* single0,
-                    const uint64_t* single1, Emit emit) {
+inline void recover_values(const BlockCells<Cell>& cells, const uint64_t* peeled, int64_t words,
+                           const uint64_t* single0, const uint64_t* single1, Emit emit) {
   for (int64_t w = 0; w < words; ++w) {
     const auto recover_from = [&](int i, uint64_t keys) {
       for_each_bit(keys, 64 * w, [&](int64_t column) {
