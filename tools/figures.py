@@ -271,9 +271,9 @@ def main() -> None:
     if changed := git("status", "--porcelain", "--", ".", ":!docs"):
         sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
     from isthmus import native
-    from isthmus.benchmarks.common.report import machine
+    from isthmus.benchmarks.common.report import in_words, machine
 
-    place = f"{machine()['cores']} cores of {machine()['processor']}, packets of version {native.load().PACKET_VERSION}"
+    place = f"{in_words(machine())}, packets of version {native.load().PACKET_VERSION}"
     for figures in FIGURES:
         if "all" in names or figures.name in names:
             make(figures, git("rev-parse", "--short", "HEAD"), place)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
+
+from isthmus import native
 
 
 def report_head(**of_machine: Any) -> dict[str, Any]:
@@ -28,13 +31,24 @@ def write_json(report: dict[str, Any], path: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and kernel."""
+    """Processor, cores, the instruction set of the CPU's loops, memory and kernel."""
     return {
         "processor": _cpu_model() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "instruction_set": native.load().INSTRUCTION_SET,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
     }
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """What stands beside each figure of a `machine()`."""
+    return f"{found['cores']} cores of {found['processor']}, {found['instruction_set']}"
+
+
+def print_machine(console: Console) -> None:
+    """Print the first line of a benchmark."""
+    console.print(in_words(machine()), highlight=False)
 
 
 def _cpu_model() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from isthmus.benchmarks.common.data import default_files
+from isthmus.benchmarks.common.report import print_machine
 from isthmus.benchmarks.convergence import worker
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
 from isthmus.benchmarks.convergence.results import ResultsFile, Run, make_run, text_digest
@@ -31,6 +32,7 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
     """
     files = [Path(name) for name in config.text] or default_files()
     text = text_digest(files)
+    print_machine(console)
     file = ResultsFile(output_dir / "convergence.jsonl")
     for setting in config.settings():
         runs = [

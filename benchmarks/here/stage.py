@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
 from isthmus.backends import backend_of
+from isthmus.benchmarks.common.report import print_machine
 from isthmus.benchmarks.common.stage import Join, Place, Stage, plain_backend
 from isthmus.benchmarks.here.cluster import (
     Member,
@@ -52,7 +53,7 @@ def tells() -> bool:
 def open_stage(
     arguments: A, command: str, worker: ModuleType, log_dir: Path, console: Console
 ) -> Iterator[tuple[A, Stage]]:
-    """Yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device filled in.
+    """Print the machine; yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device.
 
     command: the benchmark's, for messages. worker: the module of its ranks, with a class `Worker(join)`. log_dir: of
     simulated nodes: no process, namespace or daemon of them outlives the context.
@@ -63,6 +64,7 @@ def open_stage(
     the rank's name, and ends the process: groups in an unknown state must not be waited for.
     """
     if not arguments.here:
+        print_machine(console)
         found = _on_gpus_or_cpu(arguments).on_device()
         opened = gpus.open_gpus(found.nodes, found.ranks_per_node) if found.device == "cuda" else nullcontext()
         with open_network(found.nodes) as network, opened as shared:
@@ -84,6 +86,7 @@ def open_stage(
     except BaseException as error:
         _end_process(error)
     console.quiet = not tells()
+    print_machine(console)
     try:
         yield found, stage
     except BaseException as error:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.benchmarks.common.options import check_ranges, option
+from isthmus.benchmarks.common.report import print_machine
 from isthmus.benchmarks.simulate.network import MAX_NODES, open_network, parse_link_rate
 from isthmus.benchmarks.survival.job import Job
 from isthmus.plan.ranges import check_names
@@ -60,6 +61,7 @@ class Survival:
 def run_survival(config: SurvivalConfig, folder: Path, console: Console) -> list[Survival]:
     """Run all arms, one after the other."""
     found = []
+    print_machine(console)
     for arm in config.arms:
         where = folder / arm
         where.mkdir(parents=True, exist_ok=True)

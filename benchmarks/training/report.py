@@ -10,7 +10,7 @@ from rich.table import Table
 
 from isthmus.benchmarks.common.isthmus_group import all_options
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, WHOLE_STEP
-from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.common.report import in_words, report_head
 from isthmus.benchmarks.simulate.network import link_rate_text, parse_link_rate
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
@@ -288,7 +288,8 @@ def markdown(report: dict[str, Any]) -> str:
     setting = (
         f"GPT of {report['model']['num_parameters']:,} parameters, {arguments['dtype']}, {arguments['sequences']} "
         f"sequences of {arguments['context']} a rank; {arguments['nodes']} nodes of {arguments['ranks_per_node']} "
-        f"ranks: {report['network']}. {report['created']}, {', '.join(map(' '.join, versions.items()))}."
+        f"ranks: {report['network']}. {in_words(report['machine'])}. {report['created']}, "
+        f"{', '.join(map(' '.join, versions.items()))}."
     )
     table = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
     notes = [f"- {note}" for note in report["notes"]]

@@ -12,7 +12,7 @@ from isthmus import weights
 from isthmus.benchmarks.common.data import Text, default_files
 from isthmus.benchmarks.common.fsdp import make_adamw
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
-from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.common.report import print_machine, report_head
 from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.plan.report import figures_table
 
@@ -51,6 +51,7 @@ class _Training:
 
 def run_weights(config: WeightsConfig, console: Console) -> dict[str, Any]:
     """Train, take steps at each learning rate, and measure the last. Raises RuntimeError if a bit comes out wrong."""
+    print_machine(console)
     with console.status("training"):
         before = _Training(config)
         for _ in range(config.steps):

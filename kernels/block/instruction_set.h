@@ -1,4 +1,5 @@
 // The instruction set of the CPU loops. The machine's features choose it once; results are bit-equal in all of them.
+// kernels/cpu_kernels.cpp, alone, knows which sets were compiled: a header would be read by who does not.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ const char* to_string(InstructionSet instruction_set);
 // The sets that both this build and this machine have, ascending; the first is kBaseline.
 std::vector<InstructionSet> available_instruction_sets();
 
-// The set in use: the last available one, unless another was set.
+// The set whose loops run: the last available one, unless another was set.
 InstructionSet instruction_set();
 
 // Tags of the sets, for overloads. kernels/CMakeLists.txt compiles each codec's cpu.cpp in each of these
@@ -30,22 +31,6 @@ struct Instructions {};
 namespace avx512 {
 struct Instructions {};
 }  // namespace avx512
-
-// Returns visit(Instructions{}) for the set in use. visit() is instantiated only for sets that were compiled.
-template <typename Visit>
-decltype(auto) with_instruction_set(const Visit& visit) {
-#ifdef ISTHMUS_X86_KERNELS
-  switch (instruction_set()) {
-    case InstructionSet::kAvx512:
-      return visit(avx512::Instructions{});
-    case InstructionSet::kAvx2:
-      return visit(avx2::Instructions{});
-    case InstructionSet::kBaseline:
-      break;
-  }
-#endif
-  return visit(baseline::Instructions{});
-}
 
 // For tests and benchmarks. `wanted` must be available, and no other thread may run a kernel meanwhile.
 void set_instruction_set(InstructionSet wanted);

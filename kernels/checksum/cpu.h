@@ -15,13 +15,11 @@ struct ChecksumKernels {
   uint64_t (*copy)(const void* from, void* to, int64_t num_words, int64_t place);
 };
 
-// The loops for each instruction set that this build has, and for that in use.
+// The loops for each instruction set that was compiled, and for the one in use.
 const ChecksumKernels& checksum_kernels_of(baseline::Instructions set);
 const ChecksumKernels& checksum_kernels_of(avx2::Instructions set);
 const ChecksumKernels& checksum_kernels_of(avx512::Instructions set);
-inline const ChecksumKernels& checksum_kernels() {
-  return with_instruction_set([](auto set) -> const ChecksumKernels& { return checksum_kernels_of(set); });
-}
+const ChecksumKernels& checksum_kernels();
 
 }  // namespace isthmus::kernels
 

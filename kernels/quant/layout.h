@@ -59,12 +59,10 @@ struct QuantKernels {
                      const uint32_t* words, float* out);
 };
 
-// The loops for each instruction set that this build has, and for that in use.
+// The loops for each instruction set that was compiled, and for the one in use.
 const QuantKernels& quant_kernels_of(baseline::Instructions set);
 const QuantKernels& quant_kernels_of(avx2::Instructions set);
 const QuantKernels& quant_kernels_of(avx512::Instructions set);
-inline const QuantKernels& quant_kernels() {
-  return with_instruction_set([](auto set) -> const QuantKernels& { return quant_kernels_of(set); });
-}
+const QuantKernels& quant_kernels();
 
 }  // namespace isthmus::kernels

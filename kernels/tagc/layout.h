@@ -155,12 +155,10 @@ struct TagcKernels {
   return wanted < shape.num_elements ? wanted : shape.num_elements;
 }
 
-// The loops for each instruction set that this build has, and for that in use.
+// The loops for each instruction set that was compiled, and for the one in use.
 const TagcKernels& tagc_kernels_of(baseline::Instructions set);
 const TagcKernels& tagc_kernels_of(avx2::Instructions set);
 const TagcKernels& tagc_kernels_of(avx512::Instructions set);
-inline const TagcKernels& tagc_kernels() {
-  return with_instruction_set([](auto set) -> const TagcKernels& { return tagc_kernels_of(set); });
-}
+const TagcKernels& tagc_kernels();
 
 }  // namespace isthmus::kernels

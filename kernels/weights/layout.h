@@ -98,9 +98,6 @@ const WeightKernelTable& weight_kernels_of(avx2::Instructions set);
 const WeightKernelTable& weight_kernels_of(avx512::Instructions set);
 
 // Those for the instruction set in use. dtype: bfloat16, float16 or float32.
-inline const WeightKernels& weight_kernels(DataType dtype) {
-  const auto& table = with_instruction_set([](auto set) -> const WeightKernelTable& { return weight_kernels_of(set); });
-  return dtype == DataType::kFloat16 ? table.float16 : dtype == DataType::kBFloat16 ? table.bfloat16 : table.float32;
-}
+const WeightKernels& weight_kernels(DataType dtype);
 
 }  // namespace isthmus::kernels

@@ -101,6 +101,8 @@ class Sections:
     @property
     def hash(self) -> int: ...
 
+# Of the loops on the CPU: "baseline", "AVX2" or "AVX-512".
+INSTRUCTION_SET: str
 # The version in docs/packet_format.md. Codecs of another version send other packets.
 PACKET_VERSION: int
 # Before every packet of weights.

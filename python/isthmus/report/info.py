@@ -42,7 +42,7 @@ def collect() -> dict[str, Any]:
         options, options_error = (), f"{native_error}; set in the environment: {', '.join(variables) or 'nothing'}"
     return {
         "versions": dict(_versions(torch)),
-        "features": list(_features(torch, torch_error, native_error)),
+        "features": list(_features(torch, torch_error, core, native_error)),
         "options": list(options or ()),
         "options_error": options_error,
         "variables": variables_set(environment, variables if core else ()),
@@ -94,8 +94,9 @@ def _feature(name: str, is_available: bool, detail: str) -> Feature:
     return {"name": name, "is_available": is_available, "detail": detail}
 
 
-def _features(torch: Any, torch_error: str | None, native_error: str | None) -> Iterator[Feature]:
-    yield _feature("native module", native_error is None, native_error or "loaded")
+def _features(torch: Any, torch_error: str | None, core: Any, native_error: str | None) -> Iterator[Feature]:
+    loaded = "" if core is None else f"loaded; its loops on the CPU use {core.INSTRUCTION_SET}"
+    yield _feature("native module", core is not None, native_error or loaded)
     if torch is None:
         yield _feature("torch", False, torch_error or "")
     else:

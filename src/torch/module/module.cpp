@@ -11,6 +11,7 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "kernels/block/instruction_set.h"
 #include "torch/base/tensors.h"
 #include "torch/module/bindings.h"
 
@@ -383,6 +384,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of isthmus.";
   py::module_::import("torch._C._distributed_c10d");  // registers the base types
   module.attr("PACKET_VERSION") = PacketHeader::kVersion;
+  module.attr("INSTRUCTION_SET") = kernels::to_string(kernels::instruction_set());  // of the CPU's loops
   module.attr("WEIGHT_HEADER_BYTES") = sizeof(WeightHeader);
   bind_errors(module);
   bind_reasons(module);
