@@ -168,8 +168,8 @@ FIGURES = (
         "isthmus bench scaling",
         15,
         {
-            "scaling-bytes": ("docs/scaling.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
-            "scaling-seconds": ("docs/scaling.md", scaling("median_step_s")),
+            "scaling-bytes": ("docs/demo.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
+            "scaling-seconds": ("docs/demo.md", scaling("median_step_s")),
         },
         f"{OUT}/scaling/scaling.json",
     ),
