@@ -27,6 +27,8 @@ _VERSION = 1
 _MAGIC = b"ISHU"
 # Magic, version, CRC-32 and bytes of the table, which is JSON: [name, dtype, shape, bytes] of each tensor.
 _HEAD = struct.Struct("<4sIII")
+# Types that torch copies, by their bytes: it does not copy all others (int4, float4_e2m1fn_x2).
+_COPIED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def encode(old: Tensor | Mapping[str, Tensor], new: Tensor | Mapping[str, Tensor]) -> bytes:
@@ -154,7 +156,8 @@ def _split(rows: Any, records: memoryview) -> Iterator[_Part]:
 
 def _words(tensor: Tensor) -> Tensor:
     """Return the bits of a tensor as bytes, in whole words of 8 at a multiple of 16."""
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    bits = tensor.detach().resolve_conj().resolve_neg()
+    whole = bits.view(_COPIED.get(bits.itemsize, bits.dtype)).contiguous()
     flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # a view of one element may keep another stride
     missing = -flat.numel() % 8
     return torch.nn.functional.pad(flat, (0, missing)) if missing or flat.data_ptr() % 16 else flat

@@ -63,6 +63,16 @@ def test_any_bits_of_any_type_and_shape(dtype: torch.dtype) -> None:
         assert_comes_out(old, random_bits(shape, dtype, 2))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in QUANTISED], ids=str)
+def test_any_type_with_its_dimensions_in_another_order(dtype: torch.dtype) -> None:
+    """Also those that torch does not copy."""
+    old, new = (random_bits((5, 7), dtype, seed) for seed in (1, 2))
+    result = apply(old.t(), encode(old.t(), new.t()))
+    assert result.shape == (7, 5)
+    assert bits(result) == bytes(new.view(torch.uint8).view(5, 7, -1).transpose(0, 1).contiguous().numpy())
+
+
 @given(st.integers(0, 40000), st.floats(1e-7, 10), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
 @settings(max_examples=40, deadline=None)
 def test_steps_of_all_lengths(numel: int, distance: float, dtype: torch.dtype) -> None:
