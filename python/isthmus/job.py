@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 logger = logging.getLogger("isthmus")
 
@@ -53,3 +54,18 @@ def warn_once(text: str, subject: str = "") -> None:
 def is_first_rank() -> bool:
     """Return whether this process has rank 0 in the job; true without a default group, as torchft needs none."""
     return not dist.is_initialized() or dist.get_rank() == 0
+
+
+# Of this process, whatever its job: those that are alive.
+_muons: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def optimizer_stepped(optimizer: Optimizer) -> None:
+    """Note an optimizer whose step ended."""
+    if "muon" in type(optimizer).__name__.lower():  # torch's own, or one of the others
+        _muons.add(optimizer)
+
+
+def trains_with_muon() -> bool:
+    """Return whether an optimizer of that name has made a step in this process and is alive."""
+    return bool(_muons)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isthmus import native
 from isthmus.backends import backends_of
 from isthmus.error_reports import log_to_stderr
-from isthmus.job import this_job
+from isthmus.job import optimizer_stepped, this_job
 from isthmus.torch_private.groups import all_groups, is_in_backward_pass
 from isthmus.variables import unknown_variables
 
@@ -59,13 +60,16 @@ def _units() -> ModuleType:
     return automatic
 
 
-def _stepped(*_: Any) -> None:
-    """Count a step of an optimizer, and look at the statistics if it is time to. Torch calls it after each step.
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    """Note whose step it was, count it, and look at the statistics if it is time to. Torch calls it after each step.
 
     A step in a backward pass is one parameter's, called from a hook. Steps before the first collective do not count.
     Statistics are read at looks alone, as a GPU's host waits for them.
     """
-    if torch.compiler.is_compiling() or is_in_backward_pass():
+    if torch.compiler.is_compiling():
+        return
+    optimizer_stepped(optimizer)
+    if is_in_backward_pass():
         return
     job = this_job()
     job.steps += 1

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from isthmus.backends import options_without_effect
+from isthmus.job import trains_with_muon
 from isthmus.report.explain import why_exact
 from isthmus.report.looks import TIERS, in_words
 from isthmus.report.statistics import named_backends, stats
@@ -93,18 +91,10 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
         yield from found["notes"]
     yield from hints
     coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
-    loses_under_muon = any("bits=8" not in settings for settings in coded) and _trains_with_muon()
+    loses_under_muon = any("bits=8" not in settings for settings in coded) and trains_with_muon()
     yield from _advice(found, crossed, advises_fewer_bits=not loses_under_muon)
     if loses_under_muon:
         yield "this process trains with Muon, which loses less with bits=8: docs/choosing.md"
-
-
-def _trains_with_muon() -> bool:
-    """Whether an optimizer of that name is alive: torch's own, or one of the others."""
-    return any(
-        issubclass(type(each), torch.optim.Optimizer) and "muon" in type(each).__name__.lower()
-        for each in gc.get_objects()
-    )
 
 
 def _seconds(found: dict[str, Any]) -> Iterator[str]:

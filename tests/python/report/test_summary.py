@@ -1,13 +1,17 @@
 """What a summary says of made-up statistics, what loggers get, and for which ranks this one waited."""
 
+import gc
 import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import isthmus
+from isthmus import job
+from isthmus.group import process
 from isthmus.report import loggers
 from isthmus.report.looks import behind, behind_since_last_look, in_words
 from isthmus.report.statistics import added
@@ -75,7 +79,7 @@ class Board:
         self.written.append((tag, value, step))
 
 
-def test_muon_is_told_of_bits() -> None:
+def test_muon_is_told_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def advice(*others: dict[str, Any], **changes: Any) -> list[str]:
         return [line for line in lines(made_up.group(**changes), *others) if "Muon" in line]
 
@@ -83,9 +87,20 @@ def test_muon_is_told_of_bits() -> None:
         gradients = made_up.group()["collectives"] | {"all_gather": made_up.collective()}
         return any("fewer bits" in line for line in lines(made_up.group(collectives=gradients)))
 
+    def step(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> None:
+        parameter.grad = torch.ones_like(parameter)
+        handle = register_optimizer_step_post_hook(process._stepped)
+        optimizer.step()
+        handle.remove()
+
+    monkeypatch.setattr(job, "_next", job.Job())  # whose steps are counted
+    parameter = torch.nn.Parameter(torch.zeros(2, 2))
+    adam = torch.optim.AdamW([parameter])
+    step(adam, parameter)
     assert not advice()
     assert says_fewer_bits()
-    optimizer = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))])
+    optimizer = torch.optim.Muon([parameter])
+    step(optimizer, parameter)
     assert len(advice()) == 1
     assert not says_fewer_bits(), "it would lose more still"
     units = [made_up.unit(settings="quant bits=8 error_feedback=codec")]
@@ -94,7 +109,19 @@ def test_muon_is_told_of_bits() -> None:
     assert advice(units=[made_up.unit(settings="quant bits=4 error_feedback=on")]), "it makes no difference there"
     assert not advice(units=[made_up.unit(codec="none", settings="", reason="codec none")])
     del optimizer
+    gc.collect()
     assert not advice()
+
+
+def test_a_summary_costs_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many objects the program has."""
+
+    def walks(*_: Any) -> None:
+        raise AssertionError("it looks at all objects of the process")
+
+    for function in ("get_objects", "get_referrers", "collect"):
+        monkeypatch.setattr(gc, function, walks)
+    assert lines(made_up.group())
 
 
 def test_loggers_get_means_of_a_step_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
