@@ -149,7 +149,7 @@ test-sanitized: test-cpp  ## PRESET=asan or tsan: the C++ tests, then the torch 
 	tools/sanitized_pytest $(PRESET) -n $(TEST_WORKERS) --dist loadfile $(SANITIZED_TESTS)
 
 fuzz: PRESET = fuzz
-fuzz: build-cpp  ## packets and machine files under libFuzzer and sanitizers, checkpoints under atheris; FUZZ_SECONDS=30 in all
+fuzz: build-cpp  ## packets and machine files under libFuzzer and sanitizers, updates of weights under atheris; FUZZ_SECONDS=30 in all
 	python tests/fuzz/run.py build/fuzz/tests/fuzz $(FUZZ_SECONDS)
 
 bench: build-cpp  ## codecs beside memcpy; collectives beside Gloo

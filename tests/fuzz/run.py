@@ -1,6 +1,6 @@
 """Makes the seeds of all fuzzers and runs these, one for each processor at a time; shares the seconds over them.
 
-Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. What reads checkpoints and updates of weights is Python,
+Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. What reads updates of weights is Python,
 and needs atheris. Seeds are made anew beside the executables; what was found new is kept there, as is an input that
 fails. Exit code 1 if one failed, or in the gate was left out.
 """
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 INPUT_TIMEOUT_S = 10
 MOST_PACKET_BYTES = 256
 MOST_TEXT_BYTES = 4096
-PYTHON = ("checkpoint", "updates")
+PYTHON = ("updates",)
 
 
 @dataclass

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 MACHINES = Path(__file__).parents[2] / "topology/machines"
@@ -89,24 +87,6 @@ def choices(folder: Path, target: str) -> None:
         (folder / f"{number:02}").write_bytes(drawn.randbytes(drawn.randrange(16, 100)))
 
 
-def checkpoint(folder: Path) -> None:
-    """A checkpoint of one unit with a residual, as torch writes it."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    unit = {"name": "a", "num_elements": 6, "dtype": "float32", "collective": "reduce_scatter", "layout": 0, "step": 2}
-    unit |= {"scale": 0.5, "sections": [[0, 3]], "parked": [], "residual_elements": 3, "result_residual_elements": 0}
-    unit |= {"parked_values_elements": 0, "is_owned": False}
-    group = {"ranks": [0], "node_of_rank": [0], "options": {}, "units": [unit]}
-    text = json.dumps({"version": 2, "groups": [group]})
-    with TemporaryDirectory() as name:
-        state = {"rank0": text, "rank0/0/0/residual": torch.ones(3)}
-        dcp.save({"isthmus": state}, checkpoint_id=name, no_dist=True)
-        metadata = (Path(name) / ".metadata").read_bytes()
-        data = (Path(name) / "__0_0.distcp").read_bytes()
-    (folder / "saved").write_bytes(len(metadata).to_bytes(2, "little") + metadata + data)
-
-
 def old_weights() -> dict[str, Any]:
     """Weights of three types."""
     import torch
@@ -128,6 +108,6 @@ def updates(folder: Path) -> None:
 
 
 SEEDS: dict[str, Callable[[Path], None]] = {
-    **{"checkpoint": checkpoint, "machines": machines, "options": options, "updates": updates},
+    **{"machines": machines, "options": options, "updates": updates},
     **{target: partial(choices, target=target) for target in ("quant", "tagc", "tagc_flat", "weights")},
 }

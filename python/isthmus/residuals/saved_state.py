@@ -1,4 +1,4 @@
-"""The saved form of residuals, and its readers.
+"""The saved form of residuals.
 
 A state holds, for every rank, one entry "rank3", text that describes its groups and units, and one tensor for each
 residual, "rank3/0/5/residual": group 0, unit 5. So keys of different ranks differ, and a state may be saved beside
@@ -8,22 +8,16 @@ others by `torch.distributed.checkpoint`, which merges them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.storage import StorageReader
 
 from isthmus.group.nodes.node_map import ranks_by_node
-from isthmus.residuals.checkpoint import FolderReader, TextAndTensorPlanner, describe_entries, read_metadata
 
 VERSION = 2
 RESIDUALS = ("residual", "result_residual", "parked_values")
@@ -173,51 +167,3 @@ def source_of_state(state: Mapping[str, Any]) -> Source:
         raise ValueError('there is no entry "rank<number>": this is no isthmus.state_dict()')
     sizes = {key: value.numel() for key, value in state.items() if isinstance(value, torch.Tensor)}
     return Source(texts, sizes, lambda keys: {key: state[key] for key in keys})
-
-
-def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
-    """Return a source that reads what torch.distributed.checkpoint saved under `key`."""
-    folder = None if isinstance(checkpoint, StorageReader) else Path(checkpoint)
-    metadata = checkpoint.read_metadata() if folder is None else read_metadata(folder)
-    prefix = f"{key}."
-    entries = {
-        name: entry
-        for name, entry in metadata.state_dict_metadata.items()
-        if isinstance(name, str) and name.startswith(f"{prefix}rank")
-    }
-    sizes = {name: _num_elements(name, entry) for name, entry in entries.items() if hasattr(entry, "size")}
-    texts = [name for name in entries if name not in sizes]
-    if not texts:
-        raise ValueError(
-            f"the checkpoint has no {key!r} with residuals of isthmus: keys of it begin with another name?"
-        )
-    read: Callable[[Sequence[str]], dict[str, Any]] = functools.partial(_read_with, checkpoint, metadata, sizes)
-    if folder is not None:
-        read = FolderReader(folder, metadata, sizes).read
-    described = {int(name.removeprefix(f"{prefix}rank")): text for name, text in read(texts).items()}
-    return Source(described, sizes, read, prefix)
-
-
-def _num_elements(name: str, entry: Any) -> int:
-    if not isinstance(entry.size, torch.Size) or len(entry.size) != 1:
-        raise ValueError(f"{name!r} is not a tensor of one dimension, as residuals are")
-    return entry.size[0]
-
-
-def _read_with(
-    reader: StorageReader, metadata: Metadata, sizes: Mapping[str, int], names: Sequence[str]
-) -> dict[str, Any]:
-    """Read entries with a reader of the caller's own; names without a size are texts."""
-    wanted: dict[str, Any] = {name: torch.empty(sizes[name]) if name in sizes else "" for name in names}
-    if not wanted:
-        return {}
-    planner = TextAndTensorPlanner()
-    planner.set_up_planner(wanted, metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
-    try:
-        reader.read_data(planner.finish_plan(plan), planner).wait()
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{describe_entries(metadata, plan.items)}: {error}") from error
-    return wanted

@@ -15,6 +15,7 @@ from torch import nn
 from isthmus.backends import backend_of, backends_of
 from isthmus.group.nodes.node_map import ranks_by_node
 from isthmus.job import warn_once
+from isthmus.residuals.checkpoint import source_of_checkpoint
 from isthmus.residuals.live_units import LiveUnit, Target, live_units, split_name
 from isthmus.residuals.saved_state import (
     RESIDUALS,
@@ -22,7 +23,6 @@ from isthmus.residuals.saved_state import (
     SavedGroup,
     SavedUnit,
     Source,
-    source_of_checkpoint,
     source_of_state,
     tensor_key,
     to_text,
@@ -134,8 +134,8 @@ def load_checkpoint(checkpoint_id_or_reader: Any, model_or_group: Target = None,
 
     It works like `load_state_dict`. All ranks call it, after the model is wrapped and, if it is to be, prepared.
 
-    It runs no code in a folder, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata itself:
-    most of torch's, including FileSystemReader, unpickle it, which runs any code of its author.
+    checkpoint_id_or_reader: a folder, or a `StorageReader`. Torch's own reader reads it, as `dcp.load` reads the model
+    beside it: whoever can write there must be trusted. Raises ValueError, which names the entry, where it is damaged.
     """
     return _load(lambda: source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group)
 

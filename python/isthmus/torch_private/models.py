@@ -223,13 +223,3 @@ def root_mesh(mesh: Any) -> Any:
 # Instead: a public "clean name"
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-
-# --- To read a checkpoint's `.metadata` with a list of what it may hold ---
-# Instead: `weights_only` for `torch.distributed.checkpoint`
-
-
-def checkpoint_makers() -> tuple[type, type, Any]:
-    """Return the class of a place in a file, that of a memory format, and the function that makes layouts."""
-    from torch.distributed.checkpoint import filesystem, metadata
-
-    return filesystem._StorageInfo, metadata._MEM_FORMAT_ENCODING, torch.serialization._get_layout

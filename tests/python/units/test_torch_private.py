@@ -3,13 +3,11 @@
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import isthmus
-from isthmus.residuals.checkpoint import read_metadata
 from isthmus.torch_private import callers, groups, models
 from isthmus.units.layout import clean_name
 
@@ -302,10 +299,3 @@ def test_names_of_wrapped_modules(alone: dist.Store) -> None:
     names = [name for name, _ in wrapped.named_parameters()]
     assert all(wrapper in name for name in names for wrapper in models.WRAPPERS)
     assert [clean_name(name) for name in names] == ["weight", "bias"]
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # it warns with no_dist, too
-def test_a_checkpoint(tmp_path: Path) -> None:
-    dcp.save({"tensor": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
-    (place,) = read_metadata(tmp_path).storage_data.values()
-    assert type(place) is models.checkpoint_makers()[0]
