@@ -120,9 +120,7 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
 }
 
-// Gathers one by one on the CPU. Gloo's coalesced gathers occasionally corrupt the heap: whichever thread ends an
-// operation writes the operation's name into one std::string of the group without a lock (torch 2.11 to 2.15), and
-// "ALLGATHER_COALESCED" is too long for the string's inline buffer.
+// Gathers one by one on the CPU: processes do not always survive Gloo's coalesced gathers (torch 2.11 to 2.15).
 WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                             std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
   Side& side = arrived("allgather_coalesced", inputs);

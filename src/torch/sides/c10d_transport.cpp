@@ -23,7 +23,7 @@ at::Tensor as_tensor(ConstBuffer buffer) {
 }  // namespace
 
 // Messages are paired by tag. The tag also encodes the operation: if ranks disagree about it, nothing arrives and the
-// deadline passes, whereas Gloo ends the process when a message has another size.
+// deadline passes. Gloo never sees a message of another size than it expects, for which it is not made.
 class C10dTransport::Messages final : public MessageTransport::Exchange {
  public:
   Messages(C10dTransport& transport, Operation operation)

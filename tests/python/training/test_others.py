@@ -131,7 +131,7 @@ COMPILED_FAMILIES = {
 
 @table
 def debug_level_detail(store: dist.Store) -> None:
-    """Torch wraps every backend then, and checks each call on all ranks. (Torch 2.11 crashes with DDP over Gloo.)"""
+    """Torch wraps every backend then, and checks each call on all ranks. Isthmus alone is run so."""
     for family in (Family(fsdp2, clips=False), ddp_family(clips=False)):
         with world(store, "gloo"):
             plain = train(family, "gloo")
