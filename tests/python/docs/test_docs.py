@@ -94,7 +94,7 @@ def test_a_command_prints_what_its_document_shows(
 # Whatever begins so is meant to be in the repository; other paths are of builds, of machines, or made up.
 FOLDERS = [
     *(".ci", "benchmarks", "cmake", "docs", "examples", "include", "kernels"),
-    *("python", "src", "tests", "tools", "topology"),
+    *("findings", "python", "src", "tests", "tools", "topology"),
 ]
 CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*<>-]*")
