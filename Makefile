@@ -39,7 +39,7 @@ export CXX
 # Tests start hundreds of Python programs: what one has compiled to bytecode the next one reads.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup wheel wheels demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-conformance test-units test-examples lint format tidy gpu-programs \
+.PHONY: help setup wheel wheels demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-torchft test-conformance test-units test-examples lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -114,6 +114,12 @@ test-python: setup  ## the backend's tests: processes over Gloo, then simulated 
 
 test-quick: setup  ## those of them that start no processes
 	pytest tests/python -m 'not processes' $(if $(T),-k '$(T)') $(NONE_IS_WELL)
+
+# Of nightlies' contract the one that was tested; the environment has the newest release.
+TORCHFT ?= torchft-nightly==2026.10.26
+test-torchft: setup  ## members that come and go, with another torchft: TORCHFT=torchft-nightly==2026.10.26
+	rm -rf build/torchft && python -m uv pip install --quiet --no-deps --target build/torchft '$(TORCHFT)'
+	PYTHONPATH=build/torchft pytest tests/python/torchft -n $(TEST_WORKERS) --dist loadfile
 
 test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
 	pytest tests/conformance

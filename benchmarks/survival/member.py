@@ -4,11 +4,13 @@ Usage: member ARM TIMEOUT_S NUMBER ADDRESS LIGHTHOUSE
 """
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,8 @@ def join(
 
     timeout: of an operation of `group`; a step may take two of them.
     """
+    # Under this name nightlies of torchft open a store; simulated nodes have the machine's name in common.
+    patch.object(socket, "gethostname", return_value=address).start()
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs do not export it
         address, 0, is_master=True, wait_for_workers=False
     )
@@ -64,8 +68,8 @@ def join(
     return manager
 
 
-# Torchft's own DDP asserts that a failed all-reduce has a result, which ends the member. These two hand it one that is
-# not committed: the arms compare groups, not this.
+# The DDP of torchft 0.2 does not survive a failed all-reduce. These two hand it a result that is not committed: the
+# arms compare groups, not this.
 class _MendedManager(torchft.Manager):  # type: ignore[misc]  # torchft has no types
     def allreduce(self, *arguments: Any, **keywords: Any) -> Any:
         return for_ddp(super().allreduce(*arguments, **keywords))
@@ -74,9 +78,9 @@ class _MendedManager(torchft.Manager):  # type: ignore[misc]  # torchft has no t
 class _MendedGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]
     _error: Exception | None = None
 
-    def configure(self, *arguments: Any, **keywords: Any) -> None:
+    def _create_pg(self, *arguments: Any) -> Any:
         self._error = None
-        super().configure(*arguments, **keywords)
+        return super()._create_pg(*arguments)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: object) -> ManagedWork:
         return ManagedWork(super().allreduce(tensors, opts), tensors, self._note)

@@ -24,6 +24,7 @@ from isthmus.attached.companions import (
 from isthmus.backends import agreed_texts, backends_of, companion_of, companions, group_on_isthmus, options_from
 from isthmus.error_reports import on_all
 from isthmus.group.nodes.node_map import name_ranks
+from isthmus.torch_private.groups import backends_by_device
 from isthmus.torch_private.models import gather_group, is_in_a_pass, replicate_group
 from isthmus.units.collectives import why_not_replaceable
 from isthmus.units.models import (
@@ -235,6 +236,11 @@ def _groups_to_attach(model: nn.Module) -> list[dist.ProcessGroup]:
         reason = _BETWEEN_REPLICAS if _replicate_groups(model) else "train it without isthmus.attach"
         raise ValueError(f"no group of several ranks gathers or reduce-scatters this model: {reason}")
     for group in others:
+        if any(getattr(backend, "supports_reconfigure", False) for backend in backends_by_device(group).values()):
+            raise ValueError(
+                "the members of a group of this model may change (enable_reconfigure=True), and those of a group of "
+                "Isthmus beside it would not: where members come and go, use isthmus.torchft.ProcessGroupIsthmus"
+            )
         ranks = dist.get_process_group_ranks(group)
         if ranks != sorted(ranks):
             raise ValueError(

@@ -50,7 +50,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     groups puts some of them on one: ``nodes="2x4"`` then counts ranks over all replica groups, by the numbers at the
     ends of their ids. Members on nodes of unequal size count as a node each.
 
-    timeout: of each operation, and of what `configure` waits for.
+    It serves the contracts of torchft 0.2, `configure()`, and of its nightlies, `reconfigure()`: both leave the quorum
+    before without waiting for it, and meet the members of this one at a store. They raise DistError if those do not
+    come within the timeout or before an `abort`, and OptionError if their options differ.
+
+    timeout: of each operation, and of meeting the others.
     options: `isthmus.Options`; or give keywords: ``ProcessGroupIsthmus(bits=2, error_feedback="on")``. All members have
     equal ones. Raises OptionError (a ValueError) for a bad one.
 
@@ -66,7 +70,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         super().__init__(timeout)
         self._options: Any = options_from(options, keywords)
         self._quorum: Quorum | None = None
-        self._is_aborted = False  # since `configure` has begun
+        self._is_aborted = False  # since the quorum before was left
         # What was not sent yet in the quorum before, and this member's place there; kept while it is alone.
         self._unsent: tuple[list[dict[str, Any]], Place] | None = None
         self._next_step: int | None = None  # the manager's, unless it loads another member's state
@@ -76,23 +80,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     # --- Quorums ---
 
-    def configure(self, *arguments: Any, **keywords: Any) -> None:
-        """Leave the quorum before without waiting for it, and meet the members of this one at the store.
-
-        It takes the arguments of `torchft.process_group.ProcessGroup.configure`.
-
-        Raises DistError if they do not come within the timeout or before an `abort`, and OptionError if their options
-        differ.
-        """
-        self.shutdown()
-        self._is_aborted = False
-        super().configure(*arguments, **keywords)
-
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
         ranks = self._global_ranks or []
         group = Group(
             store=store,
-            name=f"torchft quorum {self._quorum_id}",
+            name=f"torchft quorum {self.quorum_number}",
             rank=rank,
             global_ranks=ranks if len(set(ranks)) == world_size else list(range(world_size)),
             world_size=world_size,
@@ -102,7 +94,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         )
         options = copy.deepcopy(self._options)
         options.nodes = ""
-        quorum = self._quorum = Quorum(create(group, options, _even), rank, self._quorum_id or 0)
+        quorum = self._quorum = Quorum(create(group, options, _even), rank, self.quorum_number)
         self._bring_unsent(quorum)
         if self._is_aborted:  # after they had met
             quorum.backend.abort()
@@ -111,6 +103,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         self._members = frozenset(group.global_ranks)
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
         return make_group(quorum.backend, store, rank, world_size, devices)
+
+    @property
+    def quorum_number(self) -> int:
+        """Return the number of the quorum, equal on all its members; 0 if torchft gave none."""
+        return getattr(self, "_quorum_id", None) or getattr(self, "_uuid", None) or 0
 
     def _own_node(self, rank: int) -> str:
         """Return the node of this member; equal texts are one node."""
@@ -174,11 +171,15 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     # --- Faults ---
 
     def abort(self, errored: bool = True) -> None:
-        """Make all operations fail that are under way and still to come, until `configure`. Returns at once.
+        """Make all operations fail that are under way and still to come, until the next quorum. Returns at once.
 
-        Ends a `configure` that waits for other members, too. errored: False where torchft aborts before it configures.
+        Ends the waiting for other members, too. errored: False where torchft leaves the quorum to enter another one.
         """
-        self._is_aborted |= errored
+        if not errored:
+            self.shutdown()
+            self._is_aborted = False
+            return
+        self._is_aborted = True
         if self._quorum is not None:
             self._quorum.backend.abort()
 
@@ -187,7 +188,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
             raise dist.DistError("isthmus: this group was aborted while it waited for other members")
 
     def shutdown(self) -> None:
-        """End threads and connections, without waiting for other members. `configure` makes the group serve again."""
+        """End threads and connections, without waiting for other members. In the next quorum the group serves again."""
         quorum, self._quorum, self._pg = self._quorum, None, None
         if quorum is None:
             return

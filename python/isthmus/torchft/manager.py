@@ -46,7 +46,7 @@ def gradient_of(tensor: torch.Tensor, caller: FrameType, should_quantize: bool) 
 
 
 def for_ddp(work: Work) -> Work:
-    """Return `work` with a result that torchft's hook for DDP finds: after an error it looks in vain, and asserts."""
+    """Return `work` with a result that the hook for DDP of torchft 0.2 finds, after an error, too."""
     future = work.get_future()
     if not hasattr(future, "_fut"):
         future._fut = future  # type: ignore[attr-defined]

@@ -102,3 +102,24 @@ def test_the_other_communication_layer_of_torch_changes_nothing() -> None:
     with ranks.server_with(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1"):
         for program in (ATTACH, BY_NAME):
             ranks.run(train, 2, program, env={"ISTHMUS_NODES": "2x1"})
+
+
+def attach_over_a_group_that_shrinks(rank: int, world_size: int) -> str:
+    dist.init_process_group("gloo", enable_reconfigure=True)
+    group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    assert group is not None
+    store.set(f"handle {rank}", group.get_reconfigure_handle())
+    options = torch._C._distributed_c10d.ReconfigureOptions()
+    options.uuid, options.handles = 1, [store.get(f"handle {other}").decode() for other in range(world_size)]
+    group.reconfigure(options).wait()
+    with pytest.raises(ValueError) as error:
+        isthmus.attach(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), nodes="2x1")
+    dist.destroy_process_group()
+    return str(error.value)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "reconfigure"), reason="this torch reconfigures no group")
+def test_groups_whose_members_may_change_are_refused() -> None:
+    for text in ranks.run(attach_over_a_group_that_shrinks, 2):
+        assert "the members of a group of this model may change (enable_reconfigure=True)" in text

@@ -45,7 +45,7 @@ class Group(ProcessGroupIsthmus):
     def _create_pg(self, store: Any, rank: int, world_size: int) -> Any:
         if self.dies:
             die()
-        self.quorum = (self._quorum_id or 0, rank, list(self._global_ranks or []))
+        self.quorum = (self.quorum_number, rank, list(self._global_ranks or []))
         return super()._create_pg(store, rank, world_size)
 
 

@@ -1,5 +1,6 @@
 """Members of a quorum as threads of one process."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ReduceOp, TCPStore
+from torchft import process_group
 
 from isthmus.torchft import ProcessGroupIsthmus
 
@@ -21,8 +23,29 @@ ELEMENTS = 20_001  # odd: chunks have padding
 _quorums = count(1)
 
 
+def enter(
+    group: ProcessGroupIsthmus, store: str, rank: int, numbers: Sequence[int], quorum: int = 1, tells_ranks: bool = True
+) -> None:
+    """Enter a quorum by the contract of the torchft that is installed, as its Manager does.
+
+    store: its address. numbers: those of all members, by their ranks. tells_ranks: whether the group is told them.
+    """
+    name = f"r_{numbers[rank]}"
+    if hasattr(group, "configure"):  # torchft 0.2
+        address = f"{store}/{quorum}"
+        group.configure(address, name, rank, len(numbers), quorum, 0, 1, list(numbers) if tells_ranks else None)
+        return
+    group.set_rank_info(name, 0, 1, numbers[rank] if tells_ranks else None)
+    own = json.loads(group.get_reconfigure_handle())
+    handles = [{"id": number, "store": store, "global_rank": number if tells_ranks else None} for number in numbers]
+    handles[rank] |= {"id": own["id"], "global_rank": own["global_rank"]}
+    options = process_group.ReconfigureOptions()
+    options.uuid, options.handles = quorum, [json.dumps(handle) for handle in handles]
+    group.reconfigure(options).wait()
+
+
 class Members:
-    """Groups that meet at one store. tells_ranks: whether `configure` gets `global_ranks`."""
+    """Groups that meet at one store. tells_ranks: whether they are told the numbers of all members."""
 
     tells_ranks = True
 
@@ -35,28 +58,23 @@ class Members:
         return self.made[-1]
 
     def meet(self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None = None, size: int = 0) -> int:
-        quorum, configure = self._configure(groups, ids, size)
-        at_once(len(groups), configure)
+        quorum, enter_it = self._quorum(groups, ids, size)
+        at_once(len(groups), enter_it)
         return quorum
 
     def errors(
         self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None = None, size: int = 0, port: int = 0
     ) -> list[Exception | None]:
         """Do so, and return what each raised. port: of another store."""
-        return errors_at_once(len(groups), self._configure(groups, ids, size, port)[1])
+        return errors_at_once(len(groups), self._quorum(groups, ids, size, port)[1])
 
-    def _configure(
+    def _quorum(
         self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None, size: int, port: int = 0
     ) -> tuple[int, Callable[[int], None]]:
         quorum = next(_quorums)
-        numbers = list(ids if ids is not None else range(len(groups)))
-        address = f"localhost:{port or self.store.port}/{quorum}"
-
-        def configure(rank: int) -> None:
-            global_ranks = numbers if self.tells_ranks else None
-            groups[rank].configure(address, f"r_{numbers[rank]}", rank, size or len(groups), quorum, 0, 1, global_ranks)
-
-        return quorum, configure
+        numbers = list(ids if ids is not None else range(size or len(groups)))
+        store = f"localhost:{port or self.store.port}"
+        return quorum, lambda rank: enter(groups[rank], store, rank, numbers, quorum, self.tells_ranks)
 
 
 @contextmanager

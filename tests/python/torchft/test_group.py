@@ -21,6 +21,7 @@ from python.torchft.members import (
     ELEMENTS,
     SHORT,
     at_once,
+    enter,
     errors_at_once,
     given,
     gradient,
@@ -314,7 +315,7 @@ class TestSeveralMembers(own.MultiPgBaseTest):  # type: ignore[misc]
 def alone() -> ProcessGroupIsthmus:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     group = ProcessGroupIsthmus()
-    group.configure(f"localhost:{store.port}/prefix", "0", 0, 1)
+    enter(group, f"localhost:{store.port}", 0, [0])
     group.kept = store
     return group
 
@@ -342,7 +343,7 @@ def test_functional_collectives() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     try:
         group = ProcessGroupIsthmus().register("functional")
-        group.configure(f"localhost:{store.port}/prefix", "0", 0, 1)
+        enter(group, f"localhost:{store.port}", 0, [0])
         torch.distributed._functional_collectives.all_reduce(torch.zeros(10), "sum", group).wait()
         group.unregister()
     finally:

@@ -19,6 +19,7 @@ from faults.harness import built_interposer
 from isthmus.benchmarks.simulate.network import Network, open_network
 from isthmus.benchmarks.survival.job import Job
 from isthmus.torchft import ProcessGroupIsthmus
+from python.torchft.members import enter
 from python.torchft.training import (
     OPTIONS,
     TIMEOUT,
@@ -217,8 +218,7 @@ def _replay(number: int, world_size: int, steps: list[dict[int, Committed]]) -> 
                     group.shutdown()
                     manager.group = group = ProcessGroupIsthmus(timeout=10 * TIMEOUT, **OPTIONS)
                 where = f"{address}/{own.step}"  # a lighthouse that was restarted counts from 1 again
-                ranks_of_quorum = list(own.ranks)
-                group.configure(where, "", own.rank, len(ranks_of_quorum), own.quorum_id, 0, 1, ranks_of_quorum)
+                enter(group, where, own.rank, own.ranks, own.quorum_id)
             manager.now = own
             loss = loss_of(wrapped, number, own.step)
             loss.backward()
