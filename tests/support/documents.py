@@ -6,9 +6,11 @@ from typing import NamedTuple
 from support.places import ROOT
 
 DOCUMENTS = sorted(
-    path
-    for pattern in ("*.md", "docs/*.md", "examples/README.md", "examples/*/README.md", "tests/*/README.md")
-    for path in ROOT.glob(pattern)
+    {
+        path
+        for pattern in ("*.md", "docs/*.md", "*/README.md", "examples/*/README.md", "tests/*/README.md")
+        for path in ROOT.glob(pattern)
+    }
 )
 # A block that begins with "$ ": a command, with a backslash at the end of each line but its last, and its answer.
 _SHOWN = re.compile(r"^```\n\$ ((?:.*\\\n)*.*)\n((?:.*\n)*?)```", re.MULTILINE)
