@@ -9,8 +9,8 @@
 namespace isthmus::topology {
 namespace {
 
-// hwloc's reader is made for what hwloc writes. There everything with processors has four sets of them and of NUMA nodes,
-// each within that of the object that it is in; anything else is refused before hwloc sees it.
+// hwloc's reader is made for what hwloc writes. There everything with processors has four sets of them and of NUMA
+// nodes, each within that of the object that it is in; anything else is refused before hwloc sees it.
 
 Bitmap set_of(const Element& element, const char* name) {
   const std::string text = element.text(name);
