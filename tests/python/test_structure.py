@@ -179,7 +179,7 @@ PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 OF_OTHERS = {
     *("_exit", "_getframe", "_C", "_build_info", "_mpi", "_topology", "_without_effect"),
     *("_StreamingDiLoCoFragment", "_allreduce_per_param", "_bucketize_and_allreduce", "_comm_hook", "_fragment_id"),
-    "_fut",
+    *("_fut", "_quorum_id", "_uuid"),
 }
 
 
