@@ -10,11 +10,12 @@ namespace isthmus {
 // list the texts in this order.
 // clang-format off
 #define ISTHMUS_REASONS(row)                                                                                         \
-  /* Of gradients, in the order in which they are checked; the second to the seventh are callers'. */                \
+  /* Of gradients, in the order in which they are checked; the second to the eighth are callers'. */                \
   row(kCodecNone, CODEC_NONE, "codec none")                                                                          \
   row(kNotPrepared, NOT_PREPARED, "excluded by prepare(units=...)")                                                  \
   row(kMixedCopies, MIXED_COPIES, "some parameters are replicated over another mesh dimension, others are not")      \
   row(kOtherNodes, OTHER_NODES, "groups that reduce copies of the parameters lie on nodes in another way")           \
+  row(kUnknownCopies, UNKNOWN_COPIES, "ranks outside of the mesh may hold copies of the parameters")                 \
   row(kFirstBuckets, FIRST_BUCKETS, "first two backward passes with these DDP buckets")                              \
   row(kUnknownSet, UNKNOWN_SET, "which parameters have gradients is not known")                                      \
   row(kMayHoldCopies, MAY_HOLD_COPIES, "unknown parameters, of which ranks outside of the group may hold copies")    \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -211,12 +211,29 @@ def dtensor_spec(parameter: torch.Tensor) -> Any:
 
 
 # --- Along which other dimensions copies lie ---
-# Instead: `DeviceMesh.root`
+# Instead: `DeviceMesh.root`, and the meshes beside one that was cut out of it
 
 
 def root_mesh(mesh: Any) -> Any:
     """Return the mesh that `mesh` was cut out of, or `mesh`."""
     return mesh._get_root_mesh()
+
+
+def ranks_of_meshes_like(mesh: Any) -> list[list[int]]:
+    """Return the ranks of the meshes that lie in their root as `mesh` does, each in one order; of `mesh`, too.
+
+    The root need not have their dimensions: those of `_unflatten` are not in it.
+    """
+    ranks: list[list[int]] = mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+    return ranks
+
+
+def groups_of_dimensions(groups: Iterable[dist.ProcessGroup]) -> Iterator[tuple[str, dist.ProcessGroup]]:
+    """Yield those of these groups that torch made for a dimension of a mesh, with its name."""
+    for group in groups:
+        prefix, _, name = group.group_desc.partition("mesh_")
+        if not prefix and name != "default":  # that one has all ranks
+            yield name, group
 
 
 # --- Names of modules that stay when wrappers change ---

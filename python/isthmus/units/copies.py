@@ -3,7 +3,8 @@
 Every rank along such a dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer.
 What a lossy codec changes in a copy depends on what is beside it in the unit, and on where the ranks of its group are.
 So a unit is exact if it mixes copies with parts of split parameters, or if the groups that reduce its copies are
-placed differently on nodes. Only a mesh tells which ranks hold the copies.
+placed differently on nodes. Only a mesh tells which ranks hold the copies: where it leaves out ranks of the job that
+may hold some, nothing tells.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from isthmus.backends import backends_of
 from isthmus.group.agreement import nodes_of
 from isthmus.torch_private import models as private
 from isthmus.torch_private.models import ParamGroup
-from isthmus.units.layout import fixed_coordinates
 from isthmus.units.models import shard_group
 
 if TYPE_CHECKING:
@@ -61,25 +61,29 @@ def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessG
 
 def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], mesh: Any) -> _C.Reason | None:
     """Return why. is_split: the values that its parameters have. mesh: of the ranks that reduce it, if there is one."""
-    reason: _C.Reason | None = None
+    Reason = native.load().Reason
     if len(is_split) > 1:
-        reason = native.load().Reason.MIXED_COPIES
-    elif True not in is_split and mesh is not None:
-        for backend, group in backends_of(filter(None, groups)).items():
-            copies = _groups_of_copies(dist.get_process_group_ranks(group), mesh)
-            if any(nodes_of(ranks, backend.options.nodes) != list(backend.node_of_rank) for ranks in copies):
-                reason = native.load().Reason.OTHER_NODES
-    return reason
+        return Reason.MIXED_COPIES
+    own = list(filter(None, groups))
+    if True in is_split or not (backends := backends_of(own)):
+        return None
+    num_ranks = mesh.size() if mesh is not None else math.prod(group.size() for group in own)
+    num_known = private.root_mesh(mesh).size() if mesh is not None else num_ranks
+    if dist.get_world_size() - num_known >= num_ranks:  # as many as reduce these may reduce copies
+        return Reason.UNKNOWN_COPIES
+    for backend, group in backends.items() if mesh is not None else ():
+        copies = _groups_of_copies(dist.get_process_group_ranks(group), mesh)
+        if any(nodes_of(ranks, backend.options.nodes) != list(backend.node_of_rank) for ranks in copies):
+            return Reason.OTHER_NODES
+    return None
 
 
 def _groups_of_copies(ranks: list[int], mesh: Any) -> list[list[int]]:
-    """Return the groups that may reduce copies: they lie beside `ranks` in dimensions outside `mesh`."""
-    root, outside = private.root_mesh(mesh).mesh, tuple(fixed_coordinates(mesh))
-    num_places = math.prod(root.shape[dim] for dim in outside)
-    beside = root.movedim(outside, tuple(range(len(outside)))).reshape(num_places, -1).tolist()
-    own = next(found for found in beside if ranks[0] in found)
+    """Return the groups that may reduce copies: they lie in the meshes beside `mesh` as `ranks` do in it."""
+    meshes = private.ranks_of_meshes_like(mesh)
+    own = next(found for found in meshes if ranks[0] in found)
     indexes = [own.index(rank) for rank in ranks]
-    return [[found[index] for index in indexes] for found in beside if found is not own]
+    return [[found[index] for index in indexes] for found in meshes if found is not own]
 
 
 def _splits(spec: Any) -> bool:

@@ -50,6 +50,11 @@ std::string exact_note(Reason reason, int64_t calls) {
       {Reason::kMixedCopies,
        "of units in which tensor parallelism splits some parameters and copies others: give those that it copies "
        "(norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])"},
+      {Reason::kUnknownCopies,
+       "of units over a mesh that leaves ranks of the job out, as one of DeviceMesh.from_group does: these may reduce "
+       "copies of the same parameters, as under tensor parallelism, and must get the same bits. Cut the mesh out of "
+       "one "
+       "over all ranks, init_device_mesh(...)[\"dp\"]"},
       {Reason::kWhoseResidual,
        "in backward passes, because nothing says whose gradients they are, and another's residual must not be added to "
        "them: call isthmus.prepare(model), or take a codec that keeps none (quant)"},

@@ -90,6 +90,14 @@ def mesh_2d(nodes: str = "2x2", **options: Any) -> DeviceMesh:
     )
 
 
+def unflattened_mesh(nodes: str, **options: Any) -> DeviceMesh:
+    """Make the same mesh from one of all ranks, as torchtitan does: the root does not show "tp"."""
+    default = ("isthmus", isthmus.Options(nodes=nodes, min_elements=0, **options))
+    world = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("world",))
+    sizes = (2, dist.get_world_size() // 2)
+    return world._unflatten(0, sizes, ("dp", "tp"), backend_override=dict.fromkeys(("dp", "tp"), default))
+
+
 def fsdp1_in_two_units(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     policy = ModuleWrapPolicy({nn.LayerNorm, nn.Linear})
     return FullyShardedDataParallel(
@@ -154,9 +162,10 @@ def check_copies(
     wrap: Callable[[nn.Module, DeviceMesh], nn.Module],
     exact: str | None = None,
     make: Callable[[DeviceMesh], nn.Module] = parallel,
+    make_mesh: Callable[..., DeviceMesh] = mesh_2d,
     **options: Any,
 ) -> None:
-    mesh = mesh_2d(**options)
+    mesh = make_mesh(**options)
     drift = drift_of_copies(wrap(make(mesh["tp"]), mesh), mesh)
     statistics = isthmus.stats(mesh.get_group("dp"))
     assert drift == 0, drift
@@ -204,12 +213,38 @@ def copies_agree_where_their_groups_lie_on_nodes_alike() -> None:
         check_copies(wrap, None, Copied, nodes="0,1,2|3,4,5")
 
 
+def reason_or_one_tier(reason: Any) -> str:
+    """Ranks 0 and 3 reduce on one node what 1 and 4, 2 and 5 reduce between two."""
+    return str((REASONS.ONE_TIER if dist.get_rank() % 3 == 0 else reason).text)
+
+
 @table_of_six
 def copies_are_exact_where_one_group_is_inside_a_node() -> None:
-    """Ranks 0 and 3 reduce on one node what 1 and 4, 2 and 5 reduce between two."""
-    for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
-        exact = (REASONS.ONE_TIER if dist.get_rank() % 3 == 0 else REASONS.OTHER_NODES).text
+    exact = reason_or_one_tier(REASONS.OTHER_NODES)
+    for make_mesh in (mesh_2d, unflattened_mesh):
+        for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
+            check_copies(wrap, exact, Copied, make_mesh, nodes="0,1,2,3|4,5")
+
+
+def fsdp2_of_group(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(model, mesh=DeviceMesh.from_group(mesh.get_group("dp"), "cpu"))
+
+
+def fsdp1_of_group(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    group, cpu = mesh.get_group("dp"), torch.device("cpu")
+    return FullyShardedDataParallel(model, process_group=group, device_id=cpu, use_orig_params=True)
+
+
+def ddp_of_group(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+@table_of_six
+def copies_are_exact_where_nothing_tells_which_groups_reduce_them() -> None:
+    exact = reason_or_one_tier(REASONS.UNKNOWN_COPIES)
+    for wrap in (fsdp2_of_group, prepared(fsdp2_of_group), fsdp1_of_group, prepared(ddp_of_group)):
         check_copies(wrap, exact, Copied, nodes="0,1,2,3|4,5")
+    assert ("init_device_mesh" in isthmus.summary()) == (dist.get_rank() % 3 != 0)
 
 
 test_copies_in_groups_on_other_nodes = table_of_six.in_world(world_size=6)

@@ -1,14 +1,18 @@
 """Layouts hold what FSDP2, FSDP1 and DDP put into their reductions, element by element; rows of embeddings."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, rows
+from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
 from isthmus.units.models import Unit
 from isthmus.units.prepare import _noisy_in
 
@@ -94,6 +98,68 @@ def test_uneven_sharding_along_another_dimension_is_refused():
 def test_names_outlast_wrappers():
     assert clean_name("_fsdp_wrapped_module.blocks.0._checkpoint_wrapped_module._orig_mod.weight") == "blocks.0.weight"
     assert clean_name("_orig_mod") == ""
+
+
+# --- Parts of models that lie beside each other in a mesh ---
+
+
+@pytest.fixture
+def rank_5_of_8() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+def mesh_of(*sizes: int, names: str) -> DeviceMesh:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple(names.split()))
+
+
+def unflattened(mesh: DeviceMesh, dim: str, *sizes: int, names: str) -> DeviceMesh:
+    return mesh._unflatten(dim, sizes, tuple(names.split()))
+
+
+@pytest.mark.usefixtures("rank_5_of_8")
+def test_a_part_has_the_names_of_the_dimensions_in_which_others_lie_beside_it() -> None:
+    mesh = mesh_of(4, 2, names="dp tp")
+    assert mesh_part(mesh["dp"]) == "tp=1/2"
+    assert mesh_part(mesh["tp"]) == "dp=2/4"
+    assert mesh_part(mesh) == ""
+    cube = mesh_of(2, 2, 2, names="pp dp tp")
+    assert mesh_part(cube["dp"]) == "pp=1/2,tp=1/2"
+    assert mesh_part(cube["dp", "tp"]) == "pp=1/2"
+    assert mesh_part(cube["dp", "tp"]._flatten("both")) == "pp=1/2"
+    assert mesh_part(mesh_of(1, 8, names="pp dp")["dp"]) == ""
+
+
+@pytest.mark.usefixtures("rank_5_of_8")
+def test_a_part_has_them_where_the_root_does_not_show_them() -> None:
+    world = mesh_of(8, names="world")
+    mesh = unflattened(world, "world", 4, 2, names="dp tp")
+    assert mesh_part(mesh["dp"]) == "tp=1/2"
+    assert mesh_part(mesh) == ""
+    twice = unflattened(mesh_of(2, 4, names="pp rest"), "rest", 2, 2, names="dp tp")
+    assert mesh_part(twice["dp"]) == "pp=1/2,tp=1/2"
+
+
+@pytest.mark.usefixtures("rank_5_of_8")
+def test_parts_in_several_meshes_of_one_job() -> None:
+    """Experts lie otherwise."""
+    world = mesh_of(8, names="world")
+    dense = unflattened(world, "world", 4, 2, names="dp tp")
+    sparse = unflattened(world, "world", 2, 4, names="edp ep")
+    assert mesh_part(dense["dp"]) == "tp=1/2"
+    assert mesh_part(sparse["edp"]) == "ep=1/4"
+
+
+@pytest.mark.usefixtures("rank_5_of_8")
+def test_a_part_has_a_number_where_no_group_crosses_the_meshes() -> None:
+    dist.new_group([4, 5])  # is no dimension
+    mesh = DeviceMesh("cpu", torch.arange(8).view(4, 2), mesh_dim_names=("dp", "tp"), _init_backend=False)
+    world = DeviceMesh("cpu", torch.arange(8), _init_backend=False)
+    mesh._root_mesh = world
+    mesh._dim_group_names = []
+    assert mesh_part(mesh["dp"]) == "1/2"
+    assert mesh_part(DeviceMesh.from_group(dist.new_group([1, 3, 5, 7]), "cpu")) == ""
 
 
 def unit(*shapes: tuple[int, ...]) -> Unit:
