@@ -37,6 +37,7 @@ namespace isthmus {
   row(kNoSum, NO_SUM, "not a sum of floating-point numbers")                                                         \
   row(kNotLabelled, NOT_LABELLED, "not labelled, in a backward pass")  /* nor tagged, nor an option */               \
   row(kNotFsdps, NOT_FSDPS, "inside of FSDP's reduction, but not its own")  /* a hook's, or compiled */              \
+  row(kOwnReduceScatter, OWN_REDUCE_SCATTER, "in a reduce-scatter of the program's own")                             \
   row(kSparse, SPARSE, "a sparse all-reduce")                                                                        \
   row(kLists, LISTS, "a reduce-scatter of lists")                                                                    \
   /* Of gathers of weights; kTooManyUnits is another one. */                                                         \

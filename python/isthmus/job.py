@@ -20,6 +20,8 @@ class Job:
     launcher_contradicts_itself: bool = False
     #: The subjects of which it was warned once.
     warned_of: set[str] = field(default_factory=set)
+    #: FSDP2 was given collectives, which the program may replace.
+    hands_out_collectives: bool = False
     #: Optimizer steps, and after which one the statistics are looked at again.
     steps: int = 0
     next_look: int = 2

@@ -11,8 +11,12 @@ def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
     messages: list[str] = []
     handler = logging.Handler(level)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("isthmus").addHandler(handler)
+    logger = logging.getLogger("isthmus")
+    before = logger.level
+    logger.setLevel(min(before, level))
+    logger.addHandler(handler)
     try:
         yield messages
     finally:
-        logging.getLogger("isthmus").removeHandler(handler)
+        logger.removeHandler(handler)
+        logger.setLevel(before)

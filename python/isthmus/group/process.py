@@ -78,6 +78,10 @@ def _stepped(optimizer: Optimizer, *_: Any) -> None:
     is_first = job.steps == _FIRST_LOOK
     if is_first and not any(backend.stats()["calls"] for backend in backends_of(all_groups())):
         job.steps = 0
+        if job.hands_out_collectives:
+            from isthmus.report.looks import warn_of_replaced_collectives
+
+            warn_of_replaced_collectives()
         return
     job.next_look += min(job.next_look, _MOST_STEPS)
     from isthmus.report.looks import look  # it imports DTensor, for seconds

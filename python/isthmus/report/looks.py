@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from isthmus import native
 from isthmus.backends import backends_of
 from isthmus.job import is_first_rank, this_job, warn_once
-from isthmus.report.statistics import sum_of
+from isthmus.report.statistics import note_on_replaced, sum_of
 from isthmus.torch_private.groups import all_groups
+from isthmus.units.collectives import replaced_collectives
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -34,7 +35,8 @@ def look(is_first: bool) -> None:
 
     That they compress gradients: the most frequent reason for which those of backward passes stayed exact. What the
     options exclude, and exact first steps (``dense_steps``), are no such reason. That they send differences of weights.
-    And that they treat the units that globs name: a mistyped one would change nothing, or leave everything exact.
+    And that they treat the units that globs name: a mistyped one would change nothing, or leave everything exact. In
+    each look: that FSDP2 still has the collectives that it was given.
     """
     groups = [(backend, backend.stats()) for backend in backends_of(all_groups())]
     if not groups:  # torchft's groups alone
@@ -43,12 +45,19 @@ def look(is_first: bool) -> None:
         warn_once(_gradients(groups), "gradients")
         warn_once(_weights(groups), "weights")
         warn_once(_unmatched_globs(groups), "units")
+    warn_of_replaced_collectives()
     # On the rank that met residuals that were dropped after gradients far larger than before.
     notes = (native.load().spikes_note(found["codec"]["spikes"]) for _, found in groups)
     warn_once(next(filter(None, notes), ""), "spikes")
     late = behind_since_last_look([found for _, found in groups])
     if not is_first:  # ranks begin their first steps at different times
         warn_once(late, "behind")
+
+
+def warn_of_replaced_collectives() -> None:
+    """Say on rank 0 which units of FSDP2 have lost Isthmus's collectives to others."""
+    if is_first_rank():
+        warn_once(note_on_replaced(replaced_collectives()))
 
 
 def _gradients(groups: Sequence[Group]) -> str:

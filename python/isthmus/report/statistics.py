@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from isthmus.backends import backend_of, backends_of
 from isthmus.torch_private.groups import all_groups
-from isthmus.units.prepared import units_of_groups
+from isthmus.units.collectives import replaced_collectives
+from isthmus.units.prepared import PreparedUnit, units_of_groups
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -68,17 +69,28 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 def _stats(backend: _C.Backend) -> dict[str, Any]:
     """The statistics of a backend, with what Python knows of its units."""
     found: dict[str, Any] = backend.stats()
-    reasons = Counter(
-        prepared_unit.kept
-        for prepared_unit in units_of_groups.values()
-        if prepared_unit.kept and backend in backends_of(prepared_unit.unit.process_groups)
-    )
+
+    def is_its(unit: PreparedUnit) -> bool:
+        return backend in backends_of(unit.unit.process_groups)
+
+    reasons = Counter(unit.kept for unit in units_of_groups.values() if unit.kept and is_its(unit))
     found["notes"] += [
-        f"units of FSDP2 with torch's own collectives, whose reductions do not overlap on a GPU: {number}, as each "
+        f"units of FSDP2 that keep their collectives, whose reductions do not overlap on a GPU: {number}, as each "
         f"{reason}"
         for reason, number in reasons.items()
     ]
+    replaced = note_on_replaced((unit, others) for unit, others in replaced_collectives() if is_its(unit))
+    found["notes"] += [replaced] if replaced else []
     return found
+
+
+def note_on_replaced(replaced: Iterable[tuple[PreparedUnit, str]]) -> str:
+    """Name units whose collectives are not Isthmus's any more, "" if there are none."""
+    units = ", ".join(sorted(f"{unit.full_name} ({others})" for unit, others in replaced))
+    return units and (
+        "the program replaced collectives of FSDP2 that Isthmus had handed out, and what they move is not compressed: "
+        f"{units}. Set yours before isthmus.prepare or isthmus.attach, which then say so, or leave them out"
+    )
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:

@@ -41,6 +41,25 @@ def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup,
     return None
 
 
+def why_not_reduction_of(output: torch.Tensor) -> str:
+    """Return why FSDP does not make this thread's call on these tensors itself, as far as that is known: "" if not.
+
+    "complex": the output is FSDP's, but torch passes complex numbers on as pairs. "custom": FSDP2 waits for a
+    reduce-scatter of the program's own, which reduces other tensors.
+    """
+    for frame in _frames(sys._getframe(1)):
+        function, values = frame.f_code.co_name, frame.f_locals
+        shard = _SHARDS.get((frame.f_globals.get("__name__"), function))
+        if shard is None:
+            continue
+        tensor = values.get(shard)
+        if tensor is not None and tensor.is_complex() and tensor.data_ptr() == output.data_ptr():
+            return "complex"
+        # It is set when the reduce-scatter is over: what comes later is the all-reduce, and hooks.
+        return "custom" if function == "foreach_reduce" and "reduce_scatter_event" not in values else ""
+    return ""
+
+
 def hooked_reduction_of(tensor: torch.Tensor) -> tuple[ParamGroup, tuple[int, ...]] | None:
     """Return FSDP2's object whose gradient a hook all-reduces, or FSDP2 itself; None if it is something else.
 
@@ -62,6 +81,11 @@ def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
 _FSDP2_PASSES = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP2_REDUCES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 _FSDP1_REDUCES = "torch.distributed.fsdp._runtime_utils"
+# The functions that reduce, and what they call the result.
+_SHARDS = {
+    (_FSDP2_REDUCES, "foreach_reduce"): "reduce_output",
+    (_FSDP1_REDUCES, "_reduce_grad"): "new_sharded_grad",
+}
 _COLLECTIVES = {_FSDP2_REDUCES, "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"}
 
 

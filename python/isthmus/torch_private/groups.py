@@ -46,6 +46,15 @@ def set_timeout_of_backend(backend: Any, timeout: timedelta) -> None:
     backend._set_default_timeout(timeout)
 
 
+# --- Which calls torch makes only when a coalescing manager ends ---
+# Instead: none asked, as nobody needs them
+
+
+def num_deferred_calls() -> int:
+    """Return how many collectives were called in coalescing managers that have not ended."""
+    return sum(map(len, dist.distributed_c10d._world.pg_coalesce_state.values()))
+
+
 # --- To construct a backend, and a group of one beside the default group ---
 # Instead: `dist.make_backend(name, store, ...)`, and a public constructor of groups
 

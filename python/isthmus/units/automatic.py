@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.distributed.tensor import DTensor
 
-from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of
+from isthmus import native
+from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of, why_not_reduction_of
 from isthmus.torch_private.models import first_name_of, flat_parameter_of, modules_of, root_of
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.layout import clean_name
 from isthmus.units.models import number_of
 from isthmus.units.prepare import prepare_itself
 from isthmus.units.prepared import Tag, names_of_dtensors, tag_of, units_of_groups
+
+if TYPE_CHECKING:
+    from isthmus import _C
 
 
 def pass_begins() -> None:
@@ -26,14 +32,16 @@ def pass_begins() -> None:
         prepare_itself(root, begins_pass=module is root)
 
 
-def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.Tensor | None] | None:
+def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.Tensor | None] | _C.Reason | None:
     """Return the unit that FSDP is reducing, and FSDP1's flat parameter, which stands for the name of FSDP1's unit.
 
-    None if FSDP does not reduce these tensors. All-reduces pass one tensor as both output and input.
+    If FSDP does not reduce these tensors: why, or None if that is not known. All-reduces pass one tensor as both output
+    and input.
     """
     found = reduction_of(output, input)
     if found is None:
-        return None
+        Reason = native.load().Reason
+        return {"complex": Reason.NO_SUM, "custom": Reason.OWN_REDUCE_SCATTER}.get(why_not_reduction_of(output))
     reducer, parameters = found
     if isinstance(parameters, tuple):
         if reducer not in units_of_groups:  # torch did not tell that a pass began

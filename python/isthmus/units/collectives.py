@@ -19,7 +19,7 @@ from isthmus.torch_private.callers import reduction_of
 from isthmus.torch_private.models import ParamGroup, collectives_of, modules_of, param_groups_of, trainable_indexes
 from isthmus.units.models import number_of, shard_group
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import Tag, tag_of, units_of_groups
+from isthmus.units.prepared import PreparedUnit, Tag, tag_of, units_of_groups
 
 # Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
@@ -27,6 +27,9 @@ _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
 
 class _Collective:
     """The base of both collectives. Refers to its unit weakly, as the unit holds it.
+
+    own: the unit's collective of torch, which it calls. So whoever watches or replaces the function of
+    `torch.distributed` that this torch's FSDP2 calls sees these calls, too, whatever that function is called.
 
     On a GPU, FSDP2 calls a collective on a stream of its own, which is also behind the previous unit's collective. But
     it fills the input on the stream on which it allocates it, and enqueues nothing else there before the call. So the
@@ -38,8 +41,9 @@ class _Collective:
     the stream on which it was allocated waits for its last use; so a gather need not wait for any other stream.
     """
 
-    def __init__(self, unit: ParamGroup) -> None:
+    def __init__(self, unit: ParamGroup, own: Any) -> None:
         self._unit = weakref.ref(unit)
+        self._own = own
         self._allocated_on: MutableMapping[torch.Tensor, torch.cuda.Stream] = WeakIdKeyDictionary()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -66,8 +70,8 @@ class _Collective:
 class UnitAllGather(_Collective):
     """Gathers the weights of one unit of FSDP2. prefetch: learns when it does."""
 
-    def __init__(self, unit: ParamGroup, prefetch: Prefetch | None = None) -> None:
-        super().__init__(unit)
+    def __init__(self, unit: ParamGroup, own: Any, prefetch: Prefetch | None = None) -> None:
+        super().__init__(unit, own)
         self._prefetch = prefetch
 
     def __call__(
@@ -75,10 +79,10 @@ class UnitAllGather(_Collective):
     ) -> dist.Work | None:
         """Gather over the companion of `group`, or over `group` itself if it has none.
 
-        FSDP2 calls this on the thread and the stream of its gathers. Tensors, Work and errors are as in
-        `torch.distributed.all_gather_into_tensor`. But on a GPU, where weights cross as differences or another unit
-        is gathered next, it returns a Work in any case: FSDP2 waits for it before it copies the weights out, and that
-        is when the gather's second half is done, and the next gather begins.
+        FSDP2 calls this on the thread and the stream of its gathers. Tensors, Work and errors are as in its own
+        collective. But on a GPU, where weights cross as differences or another unit is gathered next, it returns a Work
+        in any case: FSDP2 waits for it before it copies the weights out, and that is when the gather's second half is
+        done, and the next gather begins.
         """
         unit, prefetch = self._unit(), self._prefetch
         is_followed = prefetch is not None and prefetch.gathers(unit)
@@ -86,7 +90,7 @@ class UnitAllGather(_Collective):
         in_halves = output_tensor.is_cuda and _sends_differences(group)
         pushed = native.unit_pushed(units_of_groups[unit].full_name, owner=number_of(unit), in_halves=in_halves)
         with pushed, self._behind_the_stream_of(output_tensor):
-            work: dist.Work | None = dist.all_gather_into_tensor(
+            work: dist.Work | None = self._own(
                 output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
             )
         if work is None or prefetch is None or not is_followed:
@@ -127,8 +131,8 @@ class UnitReduceScatter(_Collective):
     ) -> dist.Work | None:
         """Reduce over the companion of the unit's group, or over that group itself if it has none.
 
-        FSDP2 calls this on the thread and the stream of its reductions. Tensors, Work and errors are as in
-        `torch.distributed.reduce_scatter_tensor`.
+        FSDP2 calls this on the thread and the stream of its reductions. Tensors, Work and errors are as in its own
+        collective.
         """
         unit = self._unit()
         shards = shard_group(unit)
@@ -137,8 +141,8 @@ class UnitReduceScatter(_Collective):
         # FSDP2 divides an input of another type on the stream of the call.
         is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
         with pushed, self._behind_the_stream_of(input_tensor) if is_as_filled else nullcontext():
-            work: dist.Work | None = dist.reduce_scatter_tensor(
-                output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op
+            work: dist.Work | None = self._own(
+                output_tensor, input_tensor, group=companion_of(group) or group, op=op, async_op=async_op
             )
         return work
 
@@ -165,13 +169,33 @@ def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> tuple[An
 
     What is being gathered arrives as it was begun.
     """
-    own = collectives_of(unit)
-    set_collectives(unit, UnitAllGather(unit, prefetch), UnitReduceScatter(unit))
+    gather, reduce = own = collectives_of(unit)
+    _set_collectives(unit, UnitAllGather(unit, gather, prefetch), UnitReduceScatter(unit, reduce))
     return own
 
 
-def set_collectives(unit: ParamGroup, all_gather: Any, reduce_scatter: Any) -> None:
-    """Hand FSDP2 a unit's collectives."""
+def give_back(unit: ParamGroup, own: tuple[Any, Any]) -> None:
+    """Hand FSDP2 its own collectives of a unit again. What the program has put in the place of ours since stays."""
+    _set_collectives(
+        unit,
+        *(old if isinstance(live, _Collective) else live for old, live in zip(own, collectives_of(unit), strict=True)),
+    )
+
+
+def replaced_collectives() -> Iterator[tuple[PreparedUnit, str]]:
+    """Yield units whose collectives the program has replaced since they were ours, with the names of what is there."""
+    for unit, record in units_of_groups.items():
+        if record.collectives is not None:
+            gather, reduce = collectives_of(unit)
+            live = {"all-gather": gather, "reduce-scatter": reduce}
+            others = [
+                f"{what} {type(each).__name__}" for what, each in live.items() if not isinstance(each, _Collective)
+            ]
+            if others:
+                yield record, ", ".join(others)
+
+
+def _set_collectives(unit: ParamGroup, all_gather: Any, reduce_scatter: Any) -> None:
     module: Any = modules_of(unit)[0]
     module.set_custom_all_gather(all_gather)
     module.set_custom_reduce_scatter(reduce_scatter)

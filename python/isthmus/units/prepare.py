@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from isthmus import native
 from isthmus.backends import backends_of, group_on_isthmus
-from isthmus.job import is_first_rank, warn_once
+from isthmus.job import is_first_rank, this_job, warn_once
+from isthmus.torch_private.groups import num_deferred_calls
 from isthmus.torch_private.models import ParamGroup, device_of, flat_parameter_of, gather_group, set_input_buffers
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
-from isthmus.units.collectives import replace_collectives, set_collectives, why_not_replaceable
+from isthmus.units.collectives import give_back, replace_collectives, why_not_replaceable
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Parameter, clean_name
@@ -173,6 +174,7 @@ def _prepare_fsdp2(
             record.kept = why_not_replaceable(group)
             if not record.kept:
                 record.collectives = replace_collectives(group, prepared.prefetch)
+                this_job().hands_out_collectives = True
 
 
 def forget_what_prepared_itself(model: nn.Module) -> None:
@@ -197,7 +199,7 @@ def _undo(model: nn.Module, prepared: Prepared | None) -> None:
         found = units_of_groups.get(group)
         if found is not None and found.prepared is prepared:
             if found.collectives is not None:
-                set_collectives(group, *found.collectives)
+                give_back(group, found.collectives)
             del units_of_groups[group]
 
 
@@ -291,9 +293,15 @@ def unit(name: str) -> Iterator[None]:
     block. The name must stand for the same parameters, in the same order, whenever a reduction of equal size and type
     is made under it, because a codec adds its residual to the next one. Several such reductions in one block are
     "name", "name (2)", in their order, so a block must not span steps. All ranks use the same name. Units nest; the
-    innermost counts.
+    innermost counts. A coalescing manager makes its calls when it ends, so it stands inside of the block.
     """
     if not name:
         raise ValueError("a unit needs a name")
+    before = num_deferred_calls()
     with native.unit_pushed(name, by_user=True):
         yield
+    if (number := num_deferred_calls() - before) > 0 and is_first_rank():
+        warn_once(
+            f"isthmus.unit({name!r}) is inside of a coalescing manager, where it names nothing: torch makes its "
+            f"{number} calls when the manager ends. Put the manager inside of the block"
+        )

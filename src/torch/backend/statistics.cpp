@@ -62,6 +62,10 @@ std::string exact_note(Reason reason, int64_t calls) {
        "in backward passes, because nothing says whose gradients they are: ranks outside of this group may reduce "
        "copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
        "isthmus.prepare(model)"},
+      {Reason::kOwnReduceScatter,
+       "that a reduce-scatter of the program's own made of other tensors than FSDP2's (set_custom_reduce_scatter): "
+       "name "
+       "them in it, with isthmus.unit(\"name\"), or leave it out"},
       {Reason::kNotFsdps,
        "inside of FSDP's reduction that hooks of yours made (an optimizer in the backward pass), which is as it should "
        "be. If there are no such hooks, do not compile the backward pass, or report the version of torch"}};

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <variant>
 
 #include "torch/base/tensors.h"
 #include "torch/module/bindings.h"
@@ -27,9 +28,9 @@ auto named(const Values& values, const std::string& text, const char* what) {
 
 using SectionsPtr = std::shared_ptr<Sections>;
 
-// Python's form of a UnitTag, and of an FsdpCaller.
+// Python's form of a UnitTag, and of an FsdpCaller: a reason alone says why_not.
 using Tag = std::tuple<std::string, uint64_t, std::optional<Reason>, uint64_t, SectionsPtr>;
-using Caller = std::optional<std::tuple<Tag, std::optional<at::Tensor>>>;
+using Caller = std::optional<std::variant<Reason, std::tuple<Tag, std::optional<at::Tensor>>>>;
 
 SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
   std::vector<Section> sections;
@@ -115,8 +116,14 @@ SavedUnit from_dict(const py::dict& state) {
 void set_python_fsdp_caller(std::function<Caller(const at::Tensor&, const at::Tensor&)> function) {
   fsdp_caller = [function = std::move(function)](const at::Tensor& output, const at::Tensor& input) {
     std::optional<FsdpCaller> found;
-    if (Caller answer = function(output, input)) {
-      auto& [tag, flat_parameter] = *answer;
+    Caller answer = function(output, input);
+    if (!answer) {
+      return found;
+    }
+    if (const auto* why_not = std::get_if<Reason>(&*answer)) {
+      found = FsdpCaller{.tag = {}, .flat_parameter = {}, .why_not = *why_not};
+    } else {
+      auto& [tag, flat_parameter] = std::get<1>(*answer);
       auto& [name, layout, exact, owner, sections] = tag;
       found = FsdpCaller{{std::move(name), layout, exact, owner, std::move(sections)}, std::nullopt};
       if (flat_parameter) {

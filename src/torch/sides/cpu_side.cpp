@@ -3,6 +3,7 @@
 #include <c10/util/ScopeExit.h>
 #include <c10/util/thread_name.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -66,7 +67,8 @@ BackendPtr CpuSide::world() {
 WorkPtr CpuSide::submit(TwoTierCall call) {
   auto work = c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, std::vector{call.input},
                                               std::vector{call.output});
-  work->tell_waits([total = seconds_](double seconds) { total->waited += seconds; });
+  work->tell_waits(
+      [seconds = seconds_] { return [seconds, before = seconds->ran()] { seconds->waited_since(before); }; });
   auto run = [this, own = work.get(), call = std::move(call)] { run_collective(call, own->getSequencenumber()); };
   return queue(std::move(work), std::move(run), /*is_collective=*/true);
 }
@@ -134,8 +136,11 @@ void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) 
     transport->set_deadline(Clock::now() + without_report(call.timeout));
   }
   faults_.wait_begins();
-  const auto ends = c10::make_scope_exit([this] { faults_.wait_ends(); });
-  const auto begin = Clock::now();
+  seconds_->run_begins();
+  const auto ends = c10::make_scope_exit([this] {
+    seconds_->run_ends();
+    faults_.wait_ends();
+  });
   try {
     if (call.begin) {
       communicator_->finish_gather_weights(*call.begin(*communicator_, {}));
@@ -150,7 +155,43 @@ void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) 
     report.error = error.what();
     std::rethrow_exception(faults_.explain(report));
   }
-  seconds_->ran += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void CpuSide::Seconds::run_begins() {
+  const std::lock_guard lock(mutex_);
+  run_began_ = Clock::now();
+}
+
+void CpuSide::Seconds::run_ends() {
+  const std::lock_guard lock(mutex_);
+  ran_ = ran_until_now();
+  run_began_.reset();
+}
+
+double CpuSide::Seconds::ran_until_now() const {
+  return ran_ + (run_began_ ? std::chrono::duration<double>(Clock::now() - *run_began_).count() : 0.0);
+}
+
+double CpuSide::Seconds::ran() {
+  const std::lock_guard lock(mutex_);
+  return ran_until_now();
+}
+
+void CpuSide::Seconds::waited_since(double before) {
+  const std::lock_guard lock(mutex_);
+  waited_ += std::max(0.0, ran_until_now() - before);  // less than 0 after reset()
+}
+
+void CpuSide::Seconds::write_to(SideStats& stats) {
+  const std::lock_guard lock(mutex_);
+  stats.ran_s = ran_until_now();
+  stats.waited_s = waited_;
+}
+
+void CpuSide::Seconds::reset() {
+  const std::lock_guard lock(mutex_);
+  ran_ = waited_ = 0;
+  run_began_ = run_began_ ? std::optional(Clock::now()) : std::nullopt;
 }
 
 std::optional<SideStats> CpuSide::stats() {
@@ -158,7 +199,8 @@ std::optional<SideStats> CpuSide::stats() {
   if (!communicator_) {
     return std::nullopt;
   }
-  SideStats stats{"cpu", communicator_->stats(), seconds_->ran, seconds_->waited};
+  SideStats stats{"cpu", communicator_->stats()};
+  seconds_->write_to(stats);
   for (const auto& transport : transports_) {
     stats.path.scratch_bytes += transport->scratch_bytes();
   }
@@ -170,7 +212,7 @@ void CpuSide::reset_stats() {
   if (communicator_) {
     communicator_->reset_stats();
   }
-  seconds_->ran = seconds_->waited = 0;
+  seconds_->reset();
 }
 
 void CpuSide::connect(at::Device device) {

@@ -1,11 +1,11 @@
 // The side of CPU tensors: a worker thread that runs the two-tier path, and a world backend (Gloo).
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <variant>
 #include <vector>
@@ -69,10 +69,24 @@ class CpuSide final : public Side {
     std::function<void()> run;
   };
 
-  // See SideStats.
-  struct Seconds {
-    std::atomic<double> ran = 0;
-    std::atomic<double> waited = 0;
+  // See SideStats. Any thread calls these.
+  class Seconds {
+   public:
+    void run_begins();
+    void run_ends();
+    double ran();  // until now
+    // Counts what has run since ran() was `before` as waited for.
+    void waited_since(double before);
+    void write_to(SideStats& stats);
+    void reset();
+
+   private:
+    double ran_until_now() const;  // the caller holds mutex_
+
+    std::mutex mutex_;
+    std::optional<Clock::time_point> run_began_;
+    double ran_ = 0;
+    double waited_ = 0;
   };
 
   std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,

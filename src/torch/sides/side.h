@@ -59,8 +59,8 @@ inline std::optional<Stream>& input_stream() {
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
   Stats path;
-  // On the CPU: the seconds that calls in two tiers ran on the worker, and the seconds that they blocked callers in
-  // Work::wait(). Callers that use the Future instead, as DDP does, are not counted.
+  // On the CPU: the seconds that calls in two tiers ran on the worker, and how many of them callers were blocked in
+  // Work::wait(), for this call or another. Callers that use the Future instead, as DDP does, are not counted.
   double ran_s = 0;
   double waited_s = 0;
 };

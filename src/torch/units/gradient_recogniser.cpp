@@ -74,13 +74,14 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
   const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
   std::optional<Reduction> gradient;
+  Reason not_fsdps = Reason::kNotFsdps;
   if (reducible) {
     const ReductionShape shape{input.numel(), *dtype, collective};
     const PushedUnit* told = told_unit();
-    gradient = told != nullptr ? tagged_unit(told->tag, shape) : identify(output, input, shape);
+    gradient = told != nullptr ? tagged_unit(told->tag, shape) : identify(output, input, shape, not_fsdps);
   }
   if (!gradient) {
-    counters_.count_exact(why_not_recognised(output, input, reducible));
+    counters_.count_exact(why_not_recognised(output, input, reducible, not_fsdps));
     return std::nullopt;
   }
   gradient->scale = *scale;
@@ -101,9 +102,13 @@ int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShap
 }
 
 std::optional<Reduction> GradientRecogniser::identify(const at::Tensor& output, const at::Tensor& input,
-                                                      const ReductionShape& shape) {
+                                                      const ReductionShape& shape, Reason& not_fsdps) {
   const bool may_be_fsdps = in_fsdp_reduction() && fsdp_caller;
-  const std::optional<FsdpCaller> fsdp = may_be_fsdps ? fsdp_caller(output, input) : std::nullopt;
+  std::optional<FsdpCaller> fsdp = may_be_fsdps ? fsdp_caller(output, input) : std::nullopt;
+  if (fsdp && fsdp->why_not) {
+    not_fsdps = *fsdp->why_not;
+    fsdp.reset();
+  }
   const std::optional<WeakParameter> parameter = parameter_behind_node();
   const std::lock_guard lock(mutex_);
   if (fsdp) {
@@ -158,7 +163,8 @@ Reduction GradientRecogniser::unknown_unit(const ReductionShape& shape) {
   return reduction;
 }
 
-Reason GradientRecogniser::why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const {
+Reason GradientRecogniser::why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible,
+                                              Reason not_fsdps) const {
   if (current_unit() == nullptr && !in_fsdp_reduction() && current_graph_task() < 0) {
     return Reason::kNotRecognised;
   }
@@ -174,7 +180,7 @@ Reason GradientRecogniser::why_not_recognised(const at::Tensor& output, const at
   if (!is_large(group_.options, input.numel())) {
     return Reason::kTooSmall;
   }
-  return in_fsdp_reduction() ? Reason::kNotFsdps : Reason::kNotLabelled;
+  return in_fsdp_reduction() ? not_fsdps : Reason::kNotLabelled;
 }
 
 }  // namespace isthmus::torch_backend

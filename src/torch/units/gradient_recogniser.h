@@ -22,6 +22,7 @@ namespace isthmus::torch_backend {
 struct FsdpCaller {
   UnitTag tag;                                  // has no name for a unit of FSDP1: its flat parameter identifies it
   std::optional<WeakParameter> flat_parameter;  // FSDP1 alone
+  std::optional<Reason> why_not = {};           // FSDP does not make the reduction itself, and Python knows who does
 };
 
 // Numbers parameters of one shape in the order in which they appear. A parameter keeps its number, and numbers are
@@ -59,11 +60,13 @@ class GradientRecogniser {
                                      const c10d::ReduceOp& op);
 
  private:
-  Reason why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible) const;
+  Reason why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible, Reason not_fsdps) const;
 
   // Returns the unit of a reduction that nothing tells, and why it must stay exact; nothing if it is no gradient.
-  // FSDP's unit takes precedence over a user's tag. It holds mutex_ for the methods below.
-  std::optional<Reduction> identify(const at::Tensor& output, const at::Tensor& input, const ReductionShape& shape);
+  // FSDP's unit takes precedence over a user's tag. It holds mutex_ for the methods below. not_fsdps: set to why
+  // a reduction inside of FSDP's is not FSDP's, where that is known.
+  std::optional<Reduction> identify(const at::Tensor& output, const at::Tensor& input, const ReductionShape& shape,
+                                    Reason& not_fsdps);
   Reduction flat_unit(const FsdpCaller& caller, const ReductionShape& shape);
   Reduction unknown_unit(const ReductionShape& shape);
 

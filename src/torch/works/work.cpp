@@ -38,11 +38,11 @@ WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title,
 
 bool WorkerWork::wait(std::chrono::milliseconds timeout) {
   process_.require_this();
-  const auto begin = std::chrono::steady_clock::now();
+  const std::function<void()> wait_ends = wait_begins_ ? wait_begins_() : nullptr;
   const bool is_done =
       wait_with_signals(*this, timeout, [this](std::chrono::milliseconds part) { return Work::wait(part); });
-  if (waited_) {
-    waited_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  if (wait_ends) {
+    wait_ends();
   }
   return is_done;
 }

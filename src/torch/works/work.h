@@ -32,8 +32,9 @@ class WorkerWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_number_; }
 
   void set_sequence_number(uint64_t number) { sequence_number_ = number; }
-  // Sets a function that is told how long each wait() took. Called before the Work is handed out.
-  void tell_waits(std::function<void(double seconds)> listener) { waited_ = std::move(listener); }
+  // Sets a function that is called when a wait() begins; what it returns is called when that ends. Called before the
+  // Work is handed out.
+  void tell_waits(std::function<std::function<void()>()> listener) { wait_begins_ = std::move(listener); }
   // Completes the Future on these threads, not on the worker. Called before the Work is handed out.
   void complete_on(std::shared_ptr<CallbackThreads> threads) { callback_threads_ = std::move(threads); }
   void complete() { end(nullptr); }
@@ -47,7 +48,7 @@ class WorkerWork final : public c10d::Work {
   const int depth_ = CallbackThreads::depth_of_calls();
   std::vector<at::Tensor> outputs_;
   uint64_t sequence_number_ = 0;
-  std::function<void(double)> waited_;
+  std::function<std::function<void()>()> wait_begins_;
   std::shared_ptr<CallbackThreads> callback_threads_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_; null until somebody asks for it
   bool is_over_ = false;                            // under mutex_

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -178,6 +179,36 @@ def collectives_know_their_unit_without_the_stack() -> None:
     # Some parameters have no gradient, and nothing tells which.
     unit._reduce_scatter_comm(torch.empty(3), torch.ones(12), process_group, dist.ReduceOp.SUM)
     assert isthmus.stats(process_group)["exact_calls"] == {native.load().Reason.UNKNOWN_SET.text: 1}
+
+
+def calls_by_name(train: Callable[[], Any]) -> Counter[str]:
+    """Count calls of collectives as torch's own tests of FSDP2 do: under the names in `torch.distributed`."""
+    calls = Counter[str]()
+
+    def counted(name: str) -> Callable[..., Any]:
+        function = getattr(dist, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls[name] += 1
+            return function(*arguments, **keywords)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"):
+            if hasattr(dist, name):
+                patch.setattr(dist, name, counted(name))
+        train()
+    return calls
+
+
+@table
+def whoever_watches_torch_sees_the_calls_that_fsdp2_makes() -> None:
+    plain = fsdp2(mesh_of(gloo()))
+    attached = isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of())
+    expected = calls_by_name(lambda: trained(plain))
+    assert len(expected) == 2 and min(expected.values()) == 2 * len(UNITS)
+    assert calls_by_name(lambda: trained(attached)) == expected
 
 
 # --- Again, and back ---
@@ -444,8 +475,8 @@ def collectives_of_ones_own() -> None:
             return torch.empty(*size, dtype=dtype, device=device)
 
     for method, own, text in (
-        ("set_custom_all_gather", Own(nn.Linear(1, 1)), "belongs to another attached model"),
-        ("set_custom_reduce_scatter", UnitReduceScatter(nn.Linear(1, 1)), "belongs to another attached model"),
+        ("set_custom_all_gather", Own(nn.Linear(1, 1), None), "belongs to another attached model"),
+        ("set_custom_reduce_scatter", UnitReduceScatter(nn.Linear(1, 1), None), "belongs to another attached model"),
         ("set_custom_reduce_scatter", Foreign(), "has a Foreign of its own already: take that away first"),
     ):
         model: Any = fsdp2(mesh_of(gloo()))

@@ -1,5 +1,6 @@
 """Reductions that are recognised as gradients: which, of which unit, what they sum to, and what they send."""
 
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -16,6 +17,7 @@ from isthmus.plan.packets import WireOptions
 from python.plan.packet_sizes import piece_bytes
 from support.checks import Table
 from support.families import gathered
+from support.logs import logged
 from support.tested_codecs import CODECS, LOSSY, carried
 
 WORLD_SIZE = 4
@@ -195,6 +197,47 @@ def a_unit_may_reduce_several_times() -> None:
     isthmus.reset_stats(group)
     dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
     assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 1}
+
+
+@table
+def a_unit_inside_of_a_coalescing_manager_says_that_it_names_nothing() -> None:
+    group = group_of()
+
+    def reduce() -> None:
+        dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+
+    with logged() as messages, isthmus.unit("around"), dist._coalescing_manager(group):
+        reduce()
+        reduce()
+    assert isthmus.stats(group)["compressed_calls"] == 2 and not messages
+    with logged() as messages:
+        for _ in range(2):  # told once
+            with dist._coalescing_manager(group):
+                reduce()
+                with isthmus.unit("inside"):
+                    reduce()
+    assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 4}
+    told = "isthmus.unit('inside') is inside of a coalescing manager, where it names nothing: torch makes its 1 calls"
+    assert [message.startswith(told) for message in messages] == [True] * (dist.get_rank() == 0)
+
+
+@table
+def only_seconds_of_calls_are_waited_for() -> None:
+    """Whoever waits for a Work also waits for callbacks of its Future, while nothing is communicated."""
+    group = group_of()
+    outputs = []
+    with isthmus.unit("x"):
+        for _ in range(3):
+            outputs.append(torch.empty(1 << 14))
+            work = dist.reduce_scatter_tensor(outputs[-1], torch.ones(WORLD_SIZE << 14), group=group, async_op=True)
+    work.get_future().then(lambda _: time.sleep(0.3))
+    work.wait()
+    stats = isthmus.stats(group)
+    assert stats["compressed_calls"] == 3
+    assert 0 < stats["waited_s"] <= stats["ran_s"]
+    isthmus.reset_stats(group)
+    stats = isthmus.stats(group)
+    assert stats["waited_s"] == stats["ran_s"] == 0
 
 
 test_gradient = table.in_world(env={"ISTHMUS_LOG": "error"})

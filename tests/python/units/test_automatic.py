@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 import isthmus
 from isthmus import native
-from isthmus.torch_private.models import param_groups_of
+from isthmus.torch_private.models import collectives_of, param_groups_of
 from isthmus.units import automatic
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 from support import ranks
@@ -40,6 +40,7 @@ from support.checkpoints import (
     trained,
 )
 from support.checks import Table, finish
+from support.logs import logged
 
 table = Table()
 UNITS = ("blocks.0", "blocks.1", "root")
@@ -224,8 +225,74 @@ def what_a_user_handed_to_fsdp2_stays_and_is_counted() -> None:
     assert history(model) == expected
     assert collectives_in(model) > OURS
     (note,) = isthmus.stats(process_group)["notes"]
-    assert "torch's own collectives" in note and ": 1, as each has a Own of its own" in note
+    assert note.startswith("units of FSDP2 that keep their collectives, ")
+    assert ": 1, as each has a Own of its own" in note
     assert exact_calls(process_group) == {}
+
+
+class Copying(Own):
+    """One that reduces tensors of its own, in two calls, of which the second is inside of a block of isthmus.unit."""
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> None:
+        half = torch.empty_like(output_tensor)
+        dist.reduce_scatter_tensor(half, input_tensor / 2, op, group)
+        with isthmus.unit("second half"):
+            dist.reduce_scatter_tensor(output_tensor, input_tensor / 2, op, group)
+        output_tensor += half
+
+
+@table
+def what_a_users_reduce_scatter_reduces_otherwise_is_called_that() -> None:
+    process_group = group()
+    model: Any = made(lambda: fsdp2(mesh_of(process_group)))
+    model.blocks[1].set_custom_reduce_scatter(Copying())
+    trained(model)
+    assert exact_calls(process_group) == {native.load().Reason.OWN_REDUCE_SCATTER.text: 2}
+    assert [steps_of(model).get(name) for name in UNITS] == [2, None, 2]
+    assert "second half" in {unit["name"] for unit in isthmus.stats(process_group)["units"]}
+    assert any('isthmus.unit("name")' in note for note in isthmus.stats(process_group)["notes"])
+
+
+@table
+def gradients_of_complex_parameters_are_called_no_floating_point_numbers() -> None:
+    """Torch all-reduces them between replicas as pairs of real numbers."""
+    mesh = hsdp_mesh("2x2")
+    model = fully_shard(nn.Linear(WIDTH, WIDTH, dtype=torch.complex64), mesh=mesh)
+    model(torch.ones(2, WIDTH, dtype=torch.complex64)).abs().sum().backward()
+    assert exact_calls(mesh.get_group("replicate")) == {native.load().Reason.NO_SUM.text: 1}
+
+
+# --- What takes the place of ours later ---
+
+
+@table
+def collectives_that_a_user_replaces_later_are_named() -> None:
+    process_group = group()
+    model: Any = made(lambda: fsdp2(mesh_of(process_group)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, range(1))
+    assert isthmus.stats(process_group)["notes"] == []
+    model.blocks[1].set_custom_reduce_scatter(Own())
+    model.set_custom_all_gather(type("Gather", (), {"allocate": Own.allocate, "__call__": gather})())
+    with logged() as messages:
+        train(model, optimizer, range(1, 4))
+    note = notes_on(process_group, "the program replaced")
+    assert ": blocks.1 (reduce-scatter Own), root (all-gather Gather). Set yours before" in note
+    assert messages == ([note] if dist.get_rank() == 0 else [])
+    isthmus.prepare(model)  # does as for any collectives of a user's own
+    assert notes_on(process_group, "the program replaced") == ""
+    assert "as each has a Own of" in notes_on(process_group, "units of FSDP2 that keep")
+    gathers, reduces = zip(*map(collectives_of, units_in(model)), strict=True)
+    assert [type(each).__name__ for each in reduces].count("Own") == 1
+    assert [type(each).__name__ for each in gathers].count("Gather") == 1
+
+
+def notes_on(process_group: dist.ProcessGroup, begin: str) -> str:
+    return "; ".join(note for note in isthmus.stats(process_group)["notes"] if note.startswith(begin))
+
+
+def gather(_self: Any, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+    return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
 
 @table
