@@ -42,7 +42,7 @@ COLUMNS = {
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
     "inter-node": "bytes that all nodes' links sent for one call, headers included",
     "#wrong": "elements, over all ranks, that are not what they must be in the first call: exact ones equal the sum "
-    "bit for bit; with quant each is within eight times the root mean square error of its width; with tagc less is "
+    "bit for bit; with quant each is within twice the worst error of a reference on the same values; with tagc less is "
     "missing than there was; all ranks have the same result of an all-reduce. flat-tagc reduces to all exactly",
     "error": "L2 distance of the first call's result from the exact one, as a share of its norm. tagc keeps what is "
     "missing for later steps.",

@@ -5,9 +5,16 @@ import json
 import pytest
 import torch
 
+from isthmus.benchmarks.collectives import reference
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.collectives.worker import Worker
 from python.benchmarks.bench_cli import refused, run
+
+
+def flip_bit(values, place, bit):
+    words = values.clone().view(torch.int32)
+    words[place] ^= 1 << bit
+    return words.view(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +24,9 @@ from python.benchmarks.bench_cli import refused, run
         ("none", lambda result: result.index_fill(0, torch.tensor([3, 7]), torch.nan), 2),
         ("quant", lambda result: result, 0),
         ("quant", lambda result: result.index_add(0, torch.tensor([5]), torch.tensor([2.0])), 1),
+        ("quant", lambda result: flip_bit(result, 5, 30), 1),  # the highest of the exponent
+        ("quant", lambda result: result.index_fill(0, torch.tensor([3, 7]), torch.nan), 2),
+        ("quant", lambda result: result + 0.5 * result.sign(), 1000),  # each could be, all cannot
         ("tagc", lambda result: result * (torch.arange(1000) % 2), 0),
         ("tagc", lambda result: result.flip(0), 1000),
         ("tagc", lambda result: result * torch.nan, 1000),
@@ -81,3 +91,25 @@ def test_tiny_sweep_is_verified(tmp_path):
 
 def test_a_bad_size_is_named():
     assert "64Q" in refused("collectives", "--min-bytes", "64Q")
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
+def test_what_codes_err_by_is_not_wrong(operation):
+    """Errors of sums of whole numbers have longer tails than those of normal values; one group has few samples."""
+    worker = Worker()
+    worker._rank, worker._world_size, worker._ranks_per_node = 0, 4, 2
+    for num_elements in (4 * 64, 4 * 128, 4 * 100_000):
+        generator = torch.Generator().manual_seed(num_elements)
+        inputs = [torch.randint(-2, 3, (num_elements,), generator=generator).float() for _ in range(4)]
+        of_nodes = [inputs[0] + inputs[1], inputs[2] + inputs[3]]
+        if operation == "reduce_scatter":
+            of_nodes = [one.chunk(4)[0] for one in of_nodes]
+        result = of_nodes[0] + arrives(of_nodes[1])
+        result = result if operation == "reduce_scatter" else arrives(result)
+        exact = worker._expected(operation, inputs)
+        assert worker._num_far(operation, "quant", inputs, result, exact) == 0
+
+
+def arrives(values):
+    whole = len(values) - len(values) % 128
+    return torch.cat([reference._arrives(values[:whole].view(-1, 128), 4).flatten(), values[whole:]])
