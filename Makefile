@@ -10,6 +10,7 @@ JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 30
 FIGURES ?= all
+RECORD ?=
 GPU_ARCH ?= 90
 MPIS ?= openmpi mpich
 PYTHONS ?= 3.11 3.12 3.13
@@ -40,7 +41,7 @@ export CXX
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup wheel wheels demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-torchft test-conformance test-units test-examples lint format tidy gpu-programs \
-  sanitize test-sanitized bench figures fuzz clean FORCE
+  sanitize test-sanitized bench record figures fuzz clean FORCE
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -161,6 +162,11 @@ fuzz: build-cpp  ## packets and machine files under libFuzzer and sanitizers, up
 bench: build-cpp  ## codecs beside memcpy; collectives beside Gloo
 	build/release/benchmarks/bench_codecs
 	isthmus bench collectives
+
+record: setup  ## the CPU's speed as ratios, beside the recorded ones: fails where one has halved. RECORD=--write: records anew
+	cmake --preset release > build/configure-release.log
+	cmake --build --preset release -j $(JOBS) --target bench_codecs
+	python benchmarks/record/check.py build/release/benchmarks/bench_codecs $(RECORD)
 
 figures: setup  ## measure what documents quote, anew, and write it there: on an idle machine. FIGURES=all, or some names
 	cmake --preset release > build/configure-release.log

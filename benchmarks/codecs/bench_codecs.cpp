@@ -1,41 +1,28 @@
-// Speed of the codecs on one core, beside memcpy and the exact fp32 sum of the same number of bytes.
+// Speed of the codecs on one core, beside memcpy and the exact fp32 sum of the same number of bytes: measure.h.
 //
-// Every figure is of *source* bytes: those of the fp32 piece, whatever the packet's size. Times are the thread's CPU
-// time, and each iteration also times a memcpy of the piece, so that "of_memcpy" (memcpy's median time / this one's)
-// holds on a machine that is shared. Every benchmark verifies what it computed; if one is wrong, the program fails.
-#include <benchmark/benchmark.h>
-#include <time.h>
-
-#include <algorithm>
-#include <cstdint>
+//   --instruction_set=baseline|AVX2|AVX-512  instead of the best that the machine has
+//   --beside_baseline                        each also with the baseline set
+#include <cstdio>
 #include <cstring>
+#include <exception>
+#include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/aligned_memory.h"
+#include "benchmarks/codecs/measure.h"
 #include "isthmus/codec.h"
 #include "isthmus/error.h"
-#include "kernels/block/instruction_set.h"
 
-namespace isthmus {
+namespace isthmus::bench {
 namespace {
 
-bool something_is_wrong = false;
-
-constexpr int64_t kPieceElements = int64_t{64} << 18;  // 64 MiB
-
-struct AlignedFloats {
-  explicit AlignedFloats(int64_t num) : memory(allocate_aligned(num * 4)), num_elements(num) {
-    std::memset(memory.get(), 0, num * 4);
-  }
-  float* data() { return reinterpret_cast<float*>(memory.get()); }
-  Buffer buffer() { return {memory.get(), num_elements, DataType::kFloat32}; }
-
-  AlignedMemory memory;
-  int64_t num_elements;
+struct AlignedFloats : Array {
+  explicit AlignedFloats(int64_t num) : Array(num, DataType::kFloat32) {}
+  float* data() { return buffer().as<float>(); }
 };
 
 // Gaussian, one element in a hundred 30 times as large.
@@ -49,68 +36,30 @@ AlignedFloats make_piece(int64_t num_elements) {
   return piece;
 }
 
-AlignedFloats& the_piece() {
-  static AlignedFloats piece = make_piece(kPieceElements);
-  return piece;
-}
-
-double thread_cpu_s() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-double seconds_of(const auto& work) {
-  const double start = thread_cpu_s();
-  work();
-  return thread_cpu_s() - start;
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
-// Times work() and, beside it, memcpy of the piece.
-void measure(benchmark::State& state, AlignedFloats& piece, const auto& work) {
-  AlignedFloats copy(piece.num_elements);
-  std::vector<double> work_s;
-  std::vector<double> memcpy_s;
-  for (auto iteration : state) {
-    static_cast<void>(iteration);
-    memcpy_s.push_back(seconds_of([&] {
-      std::memcpy(copy.data(), piece.data(), piece.buffer().bytes());
-      benchmark::ClobberMemory();
-    }));
-    work_s.push_back(seconds_of(work));
-    state.SetIterationTime(work_s.back());
+AlignedFloats& piece_of(int64_t mib) {
+  static std::map<int64_t, AlignedFloats> pieces;
+  auto found = pieces.find(mib);
+  if (found == pieces.end()) {
+    found = pieces.emplace(mib, make_piece(mib << 18)).first;
   }
-  state.counters["GB/s"] = static_cast<double>(piece.buffer().bytes()) / median(work_s) / 1e9;
-  state.counters["of_memcpy"] = median(memcpy_s) / median(work_s);
+  return found->second;
 }
 
-void verify(benchmark::State& state, bool right) {
-  if (!right) {
-    something_is_wrong = true;
-    state.SkipWithError("WRONG RESULT");
-  }
-}
-
-void bench_memcpy(benchmark::State& state) {
-  AlignedFloats& piece = the_piece();
+void bench_memcpy(benchmark::State& state, int64_t mib) {
+  AlignedFloats& piece = piece_of(mib);
   AlignedFloats out(piece.num_elements);
-  measure(state, piece, [&] {
+  measure(state, piece.buffer(), [&] {
     std::memcpy(out.data(), piece.data(), piece.buffer().bytes());
     benchmark::ClobberMemory();
   });
-  verify(state, std::memcmp(out.data(), piece.data(), piece.buffer().bytes()) == 0);
+  verify(state, out == piece);
 }
 
-void bench_sum(benchmark::State& state) {
-  AlignedFloats& piece = the_piece();
+void bench_sum(benchmark::State& state, int64_t mib) {
+  AlignedFloats& piece = piece_of(mib);
   AlignedFloats out(piece.num_elements);
   int64_t runs = 0;
-  measure(state, piece, [&] {
+  measure(state, piece.buffer(), [&] {
     accumulate(piece.buffer(), out.buffer());
     ++runs;
   });
@@ -120,7 +69,7 @@ void bench_sum(benchmark::State& state) {
       expected.data()[i] += piece.data()[i];
     }
   }
-  verify(state, std::memcmp(out.data(), expected.data(), piece.buffer().bytes()) == 0);
+  verify(state, out == expected);
 }
 
 // What is measured: a codec with its options, and the relative squared error that it may make.
@@ -221,70 +170,74 @@ void describe(benchmark::State& state, const Coder& coder) {
       std::max(1.0, static_cast<double>(coder.counts.held_back_elements + coder.counts.kept_elements));
 }
 
-void bench_encode(benchmark::State& state, const Case& of) {
-  Coder coder(of, the_piece());
-  measure(state, coder.piece, [&] { coder.encode(); });
+void bench_encode(benchmark::State& state, int64_t mib, const Case& of) {
+  Coder coder(of, piece_of(mib));
+  measure(state, coder.piece.buffer(), [&] { coder.encode(); });
   describe(state, coder);
   verify(state, coder.is_right());
 }
 
-void bench_decode(benchmark::State& state, const Case& of) {
-  Coder coder(of, the_piece());
+void bench_decode(benchmark::State& state, int64_t mib, const Case& of) {
+  Coder coder(of, piece_of(mib));
   AlignedFloats out(coder.piece.num_elements);
-  measure(state, coder.piece, [&] { coder.decode_sum(out); });
+  measure(state, coder.piece.buffer(), [&] { coder.decode_sum(out); });
   describe(state, coder);
   verify(state, coder.is_right());
 }
 
 void register_all() {
-  const auto add = [](const std::string& name, auto... arguments) {
-    benchmark::RegisterBenchmark((name + "/64MiB").c_str(), arguments...)
-        ->Iterations(11)
-        ->UseManualTime()
-        ->Unit(benchmark::kMillisecond);
-  };
-  add("memcpy", bench_memcpy);
-  add("exact_sum", bench_sum);
-  for (const Case& of : all_cases()) {
-    add(of.name + "/encode", bench_encode, of);
-    add(of.name + "/decode", bench_decode, of);
+  for (const int64_t mib : {64, 4}) {
+    add_benchmark("memcpy", mib, bench_memcpy, mib);
+    add_benchmark("exact_sum", mib, bench_sum, mib);
+    for (const Case& of : all_cases()) {
+      add_benchmark(of.name + "/encode", mib, bench_encode, mib, of);
+      add_benchmark(of.name + "/decode", mib, bench_decode, mib, of);
+    }
   }
 }
 
-// --instruction_set=baseline|AVX2|AVX-512 instead of the best that the machine has.
-bool choose_instruction_set(int& argc, char** argv) {
-  const std::string flag = "--instruction_set=";
+// Takes the argument that begins with `flag` away, and returns what follows it.
+std::optional<std::string> take(const std::string& flag, int& argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]).rfind(flag, 0) != 0) {
-      continue;
+    const std::string argument = argv[i];
+    if (argument.rfind(flag, 0) == 0) {
+      std::copy(argv + i + 1, argv + argc, argv + i);
+      --argc;
+      return argument.substr(flag.size());
     }
-    for (const kernels::InstructionSet available : kernels::available_instruction_sets()) {
-      if (argv[i] + flag.size() == std::string(kernels::to_string(available))) {
-        kernels::set_instruction_set(available);
-        std::copy(argv + i + 1, argv + argc, argv + i);
-        --argc;
-        return true;
-      }
-    }
-    return false;
   }
-  return true;
+  return {};
+}
+
+// The set of that name, or the one in use.
+kernels::InstructionSet find_set(const std::optional<std::string>& name) {
+  for (const kernels::InstructionSet available : kernels::available_instruction_sets()) {
+    if (name == kernels::to_string(available)) {
+      return available;
+    }
+  }
+  ISTHMUS_CHECK(Error, !name, "--instruction_set=", *name, ": this machine has none of that name");
+  return kernels::instruction_set();
 }
 
 }  // namespace
-}  // namespace isthmus
+}  // namespace isthmus::bench
 
-int main(int argc, char** argv) {
-  if (!isthmus::choose_instruction_set(argc, argv)) {
-    std::fprintf(stderr, "--instruction_set names none that this machine has\n");
-    return 2;
-  }
-  benchmark::AddCustomContext("instruction_set", isthmus::kernels::to_string(isthmus::kernels::instruction_set()));
-  isthmus::register_all();
+int main(int argc, char** argv) try {
+  using namespace isthmus;
+  kernels::set_instruction_set(bench::find_set(bench::take("--instruction_set=", argc, argv)));
+  bench::beside_baseline = bench::take("--beside_baseline", argc, argv).has_value();
+  benchmark::AddCustomContext("instruction_set", kernels::to_string(kernels::instruction_set()));
+  bench::register_all();
+  bench::register_weights();
+  bench::register_step();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
     return 2;
   }
   benchmark::RunSpecifiedBenchmarks();
-  return isthmus::something_is_wrong ? 1 : 0;
+  return bench::something_is_wrong ? 1 : 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench_codecs: %s\n", error.what());
+  return 2;
 }

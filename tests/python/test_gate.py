@@ -50,7 +50,7 @@ def run_gate(tree: Path, *stages: str, failing: str = "none", **variables: str) 
 
 
 # What must not reach the stages from outside, as it would narrow what runs.
-NARROWING = ("T", "CTEST_ARGS", "MAKEFLAGS", "PYTEST_ADDOPTS", "SANITIZED_TESTS", "FUZZ_SECONDS", "VENV")
+NARROWING = ("T", "CTEST_ARGS", "MAKEFLAGS", "PYTEST_ADDOPTS", "SANITIZED_TESTS", "FUZZ_SECONDS", "RECORD", "VENV")
 
 
 @pytest.mark.processes
