@@ -33,7 +33,8 @@ def _arrives(rows: Tensor, bits: int) -> Tensor:
     step = _STEPS[bits] * values.square().mean(1, keepdim=True).sqrt()
     levels = (values / step + centre).nan_to_num(centre).clamp(0, 2 * centre).round() - centre
     scale = values.square().sum(1, keepdim=True) / (values * levels).sum(1, keepdim=True)
-    return _hadamard(levels) * signs * scale.nan_to_num(0) / _GROUP
+    arrived: Tensor = _hadamard(levels) * signs * scale.nan_to_num(0) / _GROUP
+    return arrived
 
 
 def _hadamard(rows: Tensor) -> Tensor:
