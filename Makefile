@@ -14,6 +14,7 @@ RECORD ?=
 GPU_ARCH ?= 90
 MPIS ?= openmpi mpich
 PYTHONS ?= 3.11 3.12 3.13
+TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 # `make test T=quant`: only C++ tests in files with this in their path, and Python tests with it in their names.
 T ?=
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
@@ -40,7 +41,7 @@ export CXX
 # Tests start hundreds of Python programs: what one has compiled to bytecode the next one reads.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup wheel wheels demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-torchft test-conformance test-units test-examples lint format tidy gpu-programs \
+.PHONY: help setup wheel wheels demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-torchft test-conformance test-units test-versions test-examples lint format tidy gpu-programs \
   sanitize test-sanitized bench record figures fuzz clean FORCE
 
 help:  ## what there is
@@ -127,6 +128,12 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 
 test-units: setup  ## whose gradients and weights a collective moves: what is read from private parts of torch, for each version of it
 	pytest $(addprefix tests/python/units/test_,torch_private.py identity.py callers.py copies.py units.py prepare_backend.py weights.py) tests/python/attached
+
+test-versions:  ## once a release: those two on each of TORCHES="2.11 2.12 ...", which writes the page's tables: an hour
+	@for torch in $(TORCHES); do \
+	  $(MAKE) setup test-units VENV=.venv-torch-$$torch TORCH="torch==$$torch.*" && \
+	  .venv-torch-$$torch/bin/python tests/conformance/matrix.py || exit 1; \
+	done
 
 test-examples: setup  ## examples in frameworks of others (Ray, Lightning, ...), which it installs into the environment
 	python tools/requirements.py '$(TORCH)' examples | tools/install_python_packages $(VENV)
