@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.group.nodes.launchers import uneven
 from isthmus.group.nodes.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
 
 _SIMULATE = "or leave --here out, which simulates nodes on one machine"
@@ -71,14 +72,11 @@ def check_nodes(node_of_rank: Sequence[int], source: str, members: Sequence[Memb
     node_of_rank, source: the node map that Isthmus found.
     """
     ranks = range(len(members))
-    sizes = {len(own) for own in ranks_by_value(ranks, node_of_rank).values()}
+    sizes = [len(own) for own in ranks_by_value(ranks, node_of_rank).values()]
     if len(set(node_of_rank)) == 1:
         raise ValueError(_one_node(len(members), f"node, by {source}"))
-    if len(sizes) > 1:
-        raise ValueError(
-            f"--here: nodes have {min(sizes)} to {max(sizes)} ranks, by {source}; start as many on each, as with the "
-            "same --nproc-per-node everywhere"
-        )
+    if min(sizes) < max(sizes):
+        raise ValueError(f"--here: {uneven(sizes, source)}")
     machines = ranks_by_value(ranks, [member.machine for member in members])
     if len(machines) == 1:
         raise ValueError(_one_node(len(members), f"machine, {members[0].host}"))
@@ -93,7 +91,7 @@ def check_nodes(node_of_rank: Sequence[int], source: str, members: Sequence[Memb
             f"--here: ranks are not placed node by node (nodes by rank: {', '.join(map(str, node_of_rank[:16]))}), by "
             f"{source}; start them in blocks, as torchrun and `mpirun --map-by slot` do"
         )
-    return len(set(node_of_rank)), sizes.pop()
+    return len(sizes), sizes[0]
 
 
 def count_on(rank: int, members: Sequence[Member]) -> bool:

@@ -39,6 +39,7 @@ from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import machine_identity
+from isthmus.job import refuse
 
 A = TypeVar("A", bound=HereConfig)
 MakeWorker = Callable[[Join], object]
@@ -59,9 +60,10 @@ def open_stage(
     simulated nodes: no process, namespace or daemon of them outlives the context.
 
     With --here it is collective over the launcher's ranks: each runs the context's body alike, and its own worker does
-    what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on
-    all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other error is printed with
-    the rank's name, and ends the process: groups in an unknown state must not be waited for.
+    what the body asks. On ranks other than the first the console is silent from then on. Raises ValueError on a rank
+    that cannot join, RankFailure where the ranks do not meet. Then what a user can set right ends all ranks, told by
+    the first. Any other error is printed with the rank's name, and ends the process: groups in an unknown state must
+    not be waited for.
     """
     if not arguments.here:
         print_machine(console)
@@ -80,9 +82,8 @@ def open_stage(
     try:
         filled, stage = _set_up(arguments, worker.Worker)
         found = filled.on_device()
-    except ValueError:
-        _leave()
-        raise
+    except ValueError as error:
+        refuse(error)
     except BaseException as error:
         _end_process(error)
     console.quiet = not tells()

@@ -1,6 +1,7 @@
 """Trains a small model with FSDP2 to predict the next byte of a file: what the launchers here start.
 
-A launcher gives every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and on GPUs LOCAL_RANK.
+init_method="isthmus://" takes rank and world from torchrun, srun or mpirun, and the address of rank 0's host where the
+launcher says it; else from MASTER_ADDR.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 import isthmus
 
 CONTEXT = 32  # bytes that the model sees
+# A process's number on its host, by torchrun, srun, Open MPI, and MPICH and Intel MPI.
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def make_model() -> nn.Sequential:
@@ -84,9 +87,11 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--attach", action="store_true", help="stay on Gloo or NCCL, and attach the model")
     arguments = parser.parse_args()
-    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else None
-    dist.init_process_group(None if arguments.attach else "isthmus", device_id=gpu)
-    if gpu:
+    gpu = None
+    if torch.cuda.is_available():
+        gpu = torch.device("cuda", int(next(os.environ[name] for name in LOCAL_RANKS if name in os.environ)))
         torch.cuda.set_device(gpu)
+    backend = None if arguments.attach else "isthmus"
+    dist.init_process_group(backend, init_method="isthmus://", device_id=gpu)
     train(arguments.text, arguments.steps, arguments.attach)
     dist.destroy_process_group()

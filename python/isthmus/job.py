@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -71,3 +73,12 @@ def optimizer_stepped(optimizer: Optimizer) -> None:
 def trains_with_muon() -> bool:
     """Return whether an optimizer of that name has made a step in this process and is alive."""
     return bool(_muons)
+
+
+def refuse(error: ValueError) -> NoReturn:
+    """End this command with exit code 2. Collective: the error is the same on all ranks, and rank 0 tells it."""
+    if dist.get_rank() == 0:
+        print(f"isthmus: {error}", file=sys.stderr, flush=True)
+    dist.barrier()  # a launcher may end all ranks when one has failed: not before it is told
+    dist.destroy_process_group()
+    raise SystemExit(2) from error

@@ -12,16 +12,9 @@ from difflib import get_close_matches
 _PREFIXES = {
     "launcher": (
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"),
-        *(
-            "MASTER_PORT",
-            "MPI_LOCAL",
-            "MPIR_CVAR_CH3_INTERFACE_HOSTNAME",
-            "OMPI_COMM_WORLD_",
-            "PET_",
-            "PMI_",
-            "PMIX_RANK",
-        ),
-        *("PMIX_HOSTNAME", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_N", "SLURM_PROCID", "SLURM_STEP_"),
+        *("HYDRA_BSTRAP_LOCALHOST", "MASTER_PORT", "MPI_LOCAL", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"),
+        *("OMPI_COMM_WORLD_", "PET_", "PMI_", "PMIX_RANK", "PMIX_HOSTNAME"),
+        *("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_N", "SLURM_PROCID", "SLURM_STEP_"),
         *("SLURM_TASKS_PER_NODE", "TORCHELASTIC_"),
     ),
     "torch": ("CUDA_", "OMP_NUM_THREADS", "PYTORCH_", "TORCH_"),

@@ -26,8 +26,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from isthmus.backends import backend_of
 from isthmus.group.gloo import Group, gloo_interfaces, gloo_tier
 from isthmus.group.meeting import meet
-from isthmus.group.nodes.launchers import rendezvous
+from isthmus.group.nodes.launchers import rendezvous, uneven
 from isthmus.group.nodes.node_map import ranks_by_node, tiers_of
+from isthmus.job import refuse
 from isthmus.torch_private.groups import job_store, timeout_of
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
@@ -100,7 +101,7 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
     if sizes == [1]:
         raise ValueError("a group of one rank has no links to measure")
     if min(sizes) < max(sizes):
-        raise ValueError(f"nodes of {min(sizes)} to {max(sizes)} ranks have no two tiers to measure")
+        raise ValueError(uneven(sizes, backend.stats()["node_map_source"]))
     node, rail = tiers_of(group.rank(), backend.node_of_rank)
     timeout = timeout_of(backend.options)
     door = PrefixStore(f"isthmus/measure/{group.group_name}", job_store())
@@ -117,7 +118,7 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
 def measure_world(console: Console, as_json: bool) -> None:
     """Join the world that a launcher made, measure its links, and print them on rank 0: `isthmus topo --measure`.
 
-    Raises ValueError where no launcher made a world of ranks, or it has no tiers.
+    Raises ValueError where no launcher made a world of ranks; ends all ranks where it has no tiers.
     """
     os.environ.update(rendezvous(os.environ, "--measure", _COMMAND))
     dist.init_process_group("isthmus", timeout=_TIMEOUT)
@@ -125,8 +126,11 @@ def measure_world(console: Console, as_json: bool) -> None:
         rank = dist.get_rank()
         links = measure_links()
         dist.barrier()  # the store ends with the rank that hosts it
+    except ValueError as error:
+        refuse(error)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     if rank == 0 and as_json:
         print(json.dumps(asdict(links), indent=2))
     elif rank == 0:

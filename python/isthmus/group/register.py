@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import register_rendezvous_handler
+from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
 from isthmus import native
 from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
@@ -16,6 +19,7 @@ from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, leave_note, place
 from isthmus.group.cuda import bound_device, connections_warning, devices
 from isthmus.group.gloo import Group, gloo_tier
+from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of, told_by_ranks
 from isthmus.group.rails import Place, doubts, found
 from isthmus.job import warn_once
@@ -27,13 +31,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger("isthmus")
 
 NAME = "isthmus"
+_LAUNCHED = f"{NAME}://"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Safe to call again."""
+    """Make the backend and the address isthmus:// known to torch.distributed. Safe to call again."""
     if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
         return
     dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=devices())
+    register_rendezvous_handler(NAME, _meet_as_launched)  # type: ignore[no-untyped-call]
+
+
+def _meet_as_launched(url: str, **settings: Any) -> Iterator[tuple[Store, int, int]]:
+    """Yield store, rank and number of ranks of the world that a launcher started. Called by torch for isthmus://.
+
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as env:// reads them. ValueError: there is no such world.
+    """
+    if url != _LAUNCHED:
+        raise ValueError(f"{url}: {_LAUNCHED} takes rank and world_size from the launcher: leave them out")
+    os.environ.update(rendezvous(os.environ, f"init_method={_LAUNCHED}", "srun --ntasks-per-node 8 python train.py"))
+    yield from torch_rendezvous("env://", **settings)
 
 
 def _create_backend(request: Any, options: Any) -> _C.Backend:

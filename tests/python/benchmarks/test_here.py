@@ -106,7 +106,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK
             {},
             "--here: no launcher started this process: start it on every rank, as in `torchrun --nnodes",
         ),
-        (["--here"], TORCHRUN, "--here: set MASTER_ADDR"),
+        (["--here"], TORCHRUN, "--here: torchrun does not say where rank 0 is: set MASTER_ADDR"),
         (["--here", "--link", "1gbit"], TORCHRUN, "--link: only for simulated nodes; with --here nodes are the"),
         (["--here", "--device", "tpu"], TORCHRUN, "device 'tpu': expected one of auto, cpu, cuda"),
         (["--nodes", "1"], {}, "nodes 1: expected 2 to 8"),
@@ -212,6 +212,14 @@ def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):
     assert 0 < linked["reduce_scatter", "tagc"] < 0.5 * linked["reduce_scatter", "gloo"]
     assert "#wrong in all: 0" in told[0][1]
     assert [out for _, out, _ in told[1:]] == [""]
+
+
+@pytest.mark.processes
+def test_uneven_nodes_are_told_once(two_hosts):  # noqa: F811
+    told = as_ranks(two_hosts, [1, 2], "collectives", "--here", "--device", "cpu")
+    assert [code for code, _, _ in told] == [2] * 3, told
+    complaint = "nodes have 1 to 2 ranks, by torchrun; start as many on each, as with the same --nproc-per-node"
+    assert [complaint in err for _, _, err in told] == [True, False, False], told
 
 
 @pytest.mark.processes

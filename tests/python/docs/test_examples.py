@@ -81,12 +81,12 @@ def test_sbatch(tmp_path: Path) -> None:
     assert_trained(log.read_text(), "2 nodes x 2 ranks, in blocks, by Slurm")
 
 
-# Two hosts of mpirun need two hosts: tests/python/group/test_launchers.py has what it tells its processes there.
+# On two hosts it needs an ssh: tests/python/group/test_launchers.py has what it tells its processes there.
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="no mpirun.openmpi")
 def test_mpirun() -> None:
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "ISTHMUS_NODES": "2x1"}
+    meeting = {"MASTER_PORT": str(ranks.free_port()), "ISTHMUS_NODES": "2x1"}  # the address: all are on one host
     mpirun = ("mpirun.openmpi", "--oversubscribe", "--allow-run-as-root", "-n", "2")
-    output = output_of((*mpirun, "examples/mpirun/train.sh", *STEPS), **meeting)
+    output = output_of((*mpirun, sys.executable, "examples/torchrun/train.py", *STEPS), **meeting)
     assert_trained(output, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES")
 
 

@@ -1,16 +1,31 @@
 """What launchers tell their processes: environments as each of them sets them, nested ones, and broken ones.
 
-torchrun, Open MPI and MPICH: recorded from torch 2.11, Open MPI 4.1.4 and MPICH 4.0, on nodes made by a stand-in for
-ssh. Slurm: as its sources set them (src/common/env.c and slurmstepd); the example of Slurm runs in one.
+Recorded from torch 2.11, Open MPI 4.1.4 and 5.0.11, prterun of PRRTE 3.0.14 (in Open MPI 5.0.11), MPICH 4.0.2 and
+5.0.2, and Intel MPI 2021.19, on two hosts made by network namespaces and a stand-in for ssh; Slurm 22.05 with two
+slurmd on one machine, in which the example of Slurm runs.
 """
 
+import os
+import re
+import socket
 from collections.abc import Mapping
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.group.nodes.launchers import Claim, innermost_claim, launched_as, tasks_per_node
+from isthmus.group.nodes.launchers import (
+    Claim,
+    first_host,
+    innermost_claim,
+    launched_as,
+    rendezvous,
+    tasks_per_node,
+    uneven,
+)
+from support import ranks
 
 Environment = dict[str, str]
 
@@ -28,23 +43,49 @@ def torchrun(rank: int, size: int, agent: int, local_rank: int, local_size: int)
 
 
 def open_mpi(rank: int, size: int, host: str, local_rank: int, local_size: int) -> Environment:
+    """Versions 4 and 5."""
     return {
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
         "OMPI_COMM_WORLD_NODE_RANK": str(local_rank),
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
         "PMIX_HOSTNAME": host,
+        "PMIX_RANK": str(rank),
     }
 
 
-def mpich(rank: int, size: int, host: str, local_rank: int, local_size: int) -> Environment:
+def prterun(rank: int, host: str) -> Environment:
+    """Nothing says how many there are."""
     return {
-        "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": host,
+        "PMIX_HOSTNAME": host,
+        "PMIX_NAMESPACE": "prterun-hosta-14672@1",
+        "PMIX_RANK": str(rank),
+        "PRTE_LAUNCHED": "1",
+    }
+
+
+def hydra(rank: int, size: int, host: Environment, local_rank: int, local_size: int) -> Environment:
+    return host | {
         "MPI_LOCALNRANKS": str(local_size),
         "MPI_LOCALRANKID": str(local_rank),
         "PMI_RANK": str(rank),
         "PMI_SIZE": str(size),
     }
+
+
+def mpich(rank: int, size: int, host: str, local_rank: int, local_size: int) -> Environment:
+    """Version 4."""
+    return hydra(rank, size, {"MPIR_CVAR_CH3_INTERFACE_HOSTNAME": host}, local_rank, local_size)
+
+
+def mpich_5(rank: int, size: int, host: str, local_rank: int, local_size: int) -> Environment:
+    return hydra(rank, size, {"PMI_HOSTNAME": host}, local_rank, local_size)
+
+
+def intel_mpi(rank: int, size: int, host: str, local_rank: int, local_size: int) -> Environment:
+    """What its daemons tell each other stays in the environment."""
+    node = {"HYDRA_BSTRAP_LOCALHOST": host, "HYDRA_BSTRAP_NODE_ID": "0", "HYDRA_BSTRAP_LAUNCHER": "ssh"}
+    return hydra(rank, size, node, local_rank, local_size)
 
 
 def batch_script(num_tasks: int, num_nodes: int) -> Environment:
@@ -70,6 +111,7 @@ def srun(rank: int, size: int, node: int, local_rank: int, tasks: str) -> Enviro
         "SLURM_NTASKS": str(size),
         "SLURM_PROCID": str(rank),
         "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "node[0-1]",
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_NUM_TASKS": str(size),
         "SLURM_STEP_TASKS_PER_NODE": tasks,
@@ -77,7 +119,10 @@ def srun(rank: int, size: int, node: int, local_rank: int, tasks: str) -> Enviro
     }
 
 
-VARIABLES = torchrun(0, 1, 0, 0, 1) | open_mpi(0, 1, "", 0, 1) | mpich(0, 1, "", 0, 1) | srun(0, 1, 0, 0, "")
+VARIABLES = [
+    *(torchrun(0, 1, 0, 0, 1) | open_mpi(0, 1, "", 0, 1) | srun(0, 1, 0, 0, "") | prterun(0, "")),
+    *(mpich(0, 1, "", 0, 1) | mpich_5(0, 1, "", 0, 1) | intel_mpi(0, 1, "", 0, 1)),
+]
 
 
 def without(environment: Mapping[str, str], *names: str) -> Environment:
@@ -95,11 +140,11 @@ def without(environment: Mapping[str, str], *names: str) -> Environment:
         (open_mpi(1, 3, "nodec", 0, 1), 3, Claim("Open MPI", 1, 3, "nodec", 1)),
         (without(open_mpi(1, 3, "nodec", 0, 1), "PMIX_HOSTNAME"), 3, Claim("Open MPI", 1, 3, None, 1)),
         (mpich(2, 3, "nodeb", 1, 2), 3, Claim("MPICH's Hydra", 2, 3, "nodeb", 2)),
-        (
-            without(mpich(2, 3, "nodeb", 1, 2), "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"),
-            3,
-            Claim("MPICH's Hydra", 2, 3, None, 2),
-        ),
+        (mpich_5(2, 3, "nodeb", 1, 2), 3, Claim("MPICH's Hydra", 2, 3, "nodeb", 2)),
+        (intel_mpi(2, 3, "nodeb", 1, 2), 3, Claim("MPICH's Hydra", 2, 3, "nodeb", 2)),
+        (without(mpich_5(2, 3, "nodeb", 1, 2), "PMI_HOSTNAME"), 3, Claim("MPICH's Hydra", 2, 3, None, 2)),
+        (prterun(2, "nodeb"), 3, None),
+        (prterun(2, "nodeb") | {"WORLD_SIZE": "3"}, 3, Claim("PRRTE", 2, 3, "nodeb", None)),
         (srun(5, 7, 1, 1, "4,3"), 7, Claim("Slurm", 5, 7, "1", 3)),
         (srun(5, 8, 1, 1, "4(x2)"), 8, Claim("Slurm", 5, 8, "1", 4)),
         # With srun --mpi=pmi2 PMI_RANK is Slurm's.
@@ -162,11 +207,14 @@ def test_what_no_launcher_sets_so_is_no_claim(environment: Environment, name: st
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(VARIABLES)), st.sampled_from(["0", "1", "4", "", "x", "4(x2)"]) | st.text())
+    st.dictionaries(
+        st.sampled_from(sorted(set(VARIABLES))), st.sampled_from(["0", "1", "4", "", "x", "4(x2)"]) | st.text()
+    )
 )
 def test_any_environment_is_read(environment: Environment) -> None:
     claim = innermost_claim(environment, 4)
-    assert claim is None or (claim.size == 4 and 0 <= claim.rank < 4 and 1 <= claim.node_size <= 4)
+    assert claim is None or (claim.size == 4 and 0 <= claim.rank < 4)
+    assert claim is None or (claim.node_size is None if claim.launcher == "PRRTE" else 1 <= (claim.node_size or 0) <= 4)
     told = launched_as(environment)
     assert told is None or innermost_claim(environment, told.size) == told
 
@@ -181,3 +229,120 @@ def test_any_environment_is_read(environment: Environment) -> None:
 )
 def test_tasks_per_node(text: str, tasks: list[int]) -> None:
     assert tasks_per_node(text) == tasks
+
+
+TWO_ON_ONE_HOST = {
+    "torchrun": [torchrun(rank, 2, 0, rank, 2) | {"MASTER_ADDR": "127.0.0.1"} for rank in range(2)],
+    "Open MPI": [open_mpi(rank, 2, "a", rank, 2) for rank in range(2)],
+    "MPICH 4": [mpich(rank, 2, "a", rank, 2) for rank in range(2)],
+    "MPICH 5": [mpich_5(rank, 2, "a", rank, 2) for rank in range(2)],
+    "Intel MPI": [intel_mpi(rank, 2, "a", rank, 2) for rank in range(2)],
+    "PRRTE": [prterun(rank, "a") | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for rank in range(2)],
+    "Slurm": [srun(rank, 2, 0, rank, "2") for rank in range(2)],
+    "by hand": [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for rank in range(2)],
+}
+#: On two hosts, where the launcher says nothing of rank 0's.
+ONE_ON_EACH = [
+    open_mpi(1, 2, "b", 0, 1),
+    mpich(1, 2, "b", 0, 1),
+    mpich_5(1, 2, "b", 0, 1),
+    intel_mpi(1, 2, "b", 0, 1),
+    prterun(1, "b") | {"WORLD_SIZE": "2"},
+    {"RANK": "1", "WORLD_SIZE": "2"},
+]
+
+
+@pytest.mark.parametrize("launcher", TWO_ON_ONE_HOST)
+def test_processes_of_one_host_meet_there(launcher: str) -> None:
+    for rank, environment in enumerate(TWO_ON_ONE_HOST[launcher]):
+        found = environment | rendezvous(environment, "it", "")
+        meeting = (str(rank), "2", "127.0.0.1", "20007" if launcher == "Slurm" else "29500")
+        assert tuple(found[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")) == meeting
+        assert rendezvous(environment | {"MASTER_ADDR": "b", "MASTER_PORT": "1"}, "it", "").keys() <= {
+            "RANK",
+            "WORLD_SIZE",
+        }
+
+
+@pytest.mark.parametrize("environment", ONE_ON_EACH, ids=str)
+def test_processes_of_several_hosts_need_an_address(environment: Environment) -> None:
+    with pytest.raises(ValueError, match=r"^it: .+ does not say where rank 0 is: set MASTER_ADDR"):
+        rendezvous(environment, "it", "")
+    assert "MASTER_ADDR" not in rendezvous(environment | {"MASTER_ADDR": "a"}, "it", "")
+
+
+def test_slurm_says_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ["node0"]
+
+    def look_up(host: str, port: None) -> None:
+        if host not in known:
+            raise socket.gaierror("unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    task = srun(3, 4, 1, 1, "2(x2)")
+    assert rendezvous(task, "it", "")["MASTER_ADDR"] == "node0"
+    known.clear()
+    with pytest.raises(ValueError, match="'node0', the first of SLURM_STEP_NODELIST, is no name of a host here"):
+        rendezvous(task, "it", "")
+    assert "MASTER_ADDR" not in rendezvous(task | {"MASTER_ADDR": "a"}, "it", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("node0", "node0"),
+        ("node[0-1]", "node0"),
+        ("node[007,009-012],gpu1", "node007"),
+        ("a,b[1-2]", "a"),
+        ("rack[0-3]node[07,09-12]-ib,x", "rack0node07-ib"),
+        ("", ""),
+    ],
+)
+def test_the_first_of_slurms_hosts(text: str, host: str) -> None:
+    assert first_host(text) == host
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        ({}, "no launcher started this process.* as in `srun.*looked for RANK, .*PMI_RANK, SLURM_PROCID, PMIX_RANK"),
+        (batch_script(4, 2), "no launcher started this process"),
+        ({"RANK": "0"}, "no launcher started this process"),
+        (prterun(0, "a"), "PRRTE tells no process how many there are: set WORLD_SIZE, as in `prterun"),
+    ],
+)
+def test_what_was_looked_for_is_told(environment: Environment, complaint: str) -> None:
+    with pytest.raises(ValueError, match="^it: " + complaint):
+        rendezvous(environment, "it", "srun train.py")
+
+
+def test_uneven_nodes_are_advised_by_their_launcher() -> None:
+    assert uneven([1, 3], "Slurm") == (
+        "nodes have 1 to 3 ranks, by Slurm; start as many on each, as with srun's --ntasks-per-node"
+    )
+    assert uneven([1, 3], "torchrun, though it rains").endswith("as with the same --nproc-per-node everywhere")
+    assert re.search("--nproc-per-node .* or srun's --ntasks-per-node", uneven([1, 3], "boot id"))
+
+
+def as_launched(rank: int, world_size: int, environments: list[Environment]) -> tuple[int, int, float]:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        del os.environ[name]
+    os.environ.update(environments[rank])
+    ranks.init("isthmus", init_method="isthmus://")
+    total = torch.ones(())
+    dist.all_reduce(total)
+    found = dist.get_rank(), dist.get_world_size(), total.item()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("launcher", TWO_ON_ONE_HOST)
+def test_torch_meets_as_launched(launcher: str) -> None:
+    environments = TWO_ON_ONE_HOST[launcher][::-1]  # no rank is the process's own number
+    assert ranks.run(as_launched, 2, environments) == [(1, 2, 2.0), (0, 2, 2.0)]
+
+
+def test_rank_and_size_are_the_launchers() -> None:
+    with pytest.raises(ValueError, match=r"isthmus://.*from the launcher: leave them out"):
+        dist.init_process_group("isthmus", init_method="isthmus://", rank=0, world_size=1)

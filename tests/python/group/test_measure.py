@@ -1,5 +1,7 @@
 """Links measured: the fit, who joins which world, mistakes, and one run over simulated nodes with a slow link."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from isthmus.benchmarks.simulate.network import NamespaceNetwork
@@ -20,13 +23,14 @@ from isthmus.group.measure import (
     MeasuredLink,
     MeasuredLinks,
     fit_link,
+    measure_world,
     shortfall,
     time_sizes,
     used_interface,
 )
-from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import tiers_of
 from python.cli.planned import report
+from support import ranks
 from support.hosts import two_hosts
 from support.limits import HANG_S
 
@@ -99,32 +103,6 @@ def test_tiers_of_a_rank() -> None:
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "found"),
-    [
-        (TORCHRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "1"}),
-        (OPEN_MPI, {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}),
-        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a"}, {"MASTER_PORT": "29500"}),  # by hand
-    ],
-)
-def test_the_world_is_the_launchers(environment: dict[str, str], found: dict[str, str]) -> None:
-    assert rendezvous(environment, "--measure", "torchrun me") == found
-
-
-@pytest.mark.parametrize(
-    ("environment", "complaint"),
-    [
-        ({}, "no launcher started this process: start it on every rank, as in `torchrun"),
-        ({"RANK": "0"}, "no launcher"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "set MASTER_ADDR to the address of rank 0's host"),
-        ({"RANK": "1", "WORLD_SIZE": "4"}, "set MASTER_ADDR"),
-    ],
-)
-def test_a_world_that_cannot_be_joined(environment: dict[str, str], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        rendezvous(environment, "--measure", "torchrun me")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +194,21 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork) -> None:
     assert sizes == [2 * size for size in SIZES[: len(sizes)]] and len(sizes) >= 2
     assert inter["bandwidth_gbit_s"] < intra["bandwidth_gbit_s"]
     assert all(num_bytes > 2 * sum(sizes) for num_bytes in sent)  # the first exchange and a burst of each
+
+
+def refused(rank: int, world_size: int) -> tuple[object, str]:
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), pytest.raises(SystemExit) as ended:
+        measure_world(Console(), as_json=False)
+    return ended.value.code, told.getvalue()
+
+
+@pytest.mark.processes
+def test_uneven_nodes_are_told_once() -> None:
+    told = ranks.run(refused, 3, env={"ISTHMUS_NODES": "0|1,2", "ISTHMUS_LOG": "error"})
+    complaint = "isthmus: nodes have 1 to 2 ranks, by ISTHMUS_NODES; start as many on each, as with "
+    assert told[0][0] == 2 and told[0][1].startswith(complaint) and "srun's --ntasks-per-node" in told[0][1]
+    assert told[1:] == [(2, "")] * 2
 
 
 def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:

@@ -136,6 +136,8 @@ def _contradiction(ranks: Sequence[int], claims: Sequence[Claim | None], nodes: 
     for members in ranks_by_value(range(len(ranks)), nodes).values():
         for member in members:
             size = told[member].node_size
+            if size is None:
+                continue
             if len(members) > size or (whole and len(members) < size):
                 return f"{launcher} counts {size} on the node of {name_ranks([ranks[each] for each in members])}"
     return ""
