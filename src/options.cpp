@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/globs.h"
 #include "base/option_rows.h"
 #include "codec/registry.h"
 #include "isthmus/error.h"
@@ -18,7 +19,7 @@ namespace isthmus {
 namespace {
 
 bool units_are_patterns(const Options& options) {
-  return std::ranges::none_of(split_patterns(options.units),
+  return std::ranges::none_of(split_globs(options.units),
                               [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
 }
 

@@ -2,28 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "isthmus/error.h"
 #include "isthmus/options.h"
-
-namespace isthmus {
-
-// The parts of comma-separated `text`, without the spaces around them.
-inline std::vector<std::string> split_patterns(const std::string& text) {
-  std::vector<std::string> patterns;
-  std::istringstream stream(text + ',');  // the comma keeps an empty last part
-  for (std::string part; std::getline(stream, part, ',');) {
-    const size_t begin = part.find_first_not_of(' ');
-    const size_t end = part.find_last_not_of(' ');
-    patterns.push_back(begin == std::string::npos ? "" : part.substr(begin, end - begin + 1));
-  }
-  return patterns;
-}
-
-}  // namespace isthmus
 
 namespace isthmus::rows {
 

@@ -12,6 +12,7 @@ from isthmus.job import is_first_rank, this_job, warn_once
 from isthmus.report.statistics import note_on_replaced, sum_of
 from isthmus.torch_private.groups import all_groups
 from isthmus.units.collectives import replaced_collectives
+from isthmus.units.prepare import prepared_by_programs
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -45,6 +46,8 @@ def look(is_first: bool) -> None:
         warn_once(_gradients(groups), "gradients")
         warn_once(_weights(groups), "weights")
         warn_once(_unmatched_globs(groups), "units")
+        for text in _unmatched_by_models():
+            warn_once(text)
     warn_of_replaced_collectives()
     # On the rank that met residuals that were dropped after gradients far larger than before.
     notes = (native.load().spikes_note(found["codec"]["spikes"]) for _, found in groups)
@@ -93,15 +96,29 @@ def _unmatched_globs(groups: Sequence[Group]) -> str:
     names = sorted(
         {unit["name"] for _, found in groups for unit in found["units"] if unit["collective"] != "all_gather"}
     )
-    matches = native.load().unit_is_compressed
-    complaints = []
-    for units in dict.fromkeys(backend.options.units for backend, _ in groups):
-        globs = [glob.strip() for glob in units.split(",")]
-        unmatched = [glob for glob in globs if not any(matches(glob.removeprefix("!"), name) for name in names)]
-        if names and unmatched:
-            complaints.append(f"option units={units}: no unit matches {', '.join(unmatched)}")
-    shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-    return f"{'; '.join(complaints)}; there are {len(names)}: {shown}" if complaints else ""
+    asked = dict.fromkeys(("option ", backend.options.units) for backend, _ in groups)
+    return "; ".join(filter(None, (_unmatched(what, units, names) for what, units in asked)))
+
+
+def _unmatched_by_models() -> Iterator[str]:
+    """What globs of `isthmus.prepare` no unit of the model matches."""
+    for prepared in prepared_by_programs():
+        what = f"isthmus.prepare(name={prepared.name!r}): " if prepared.name else "isthmus.prepare: "
+        yield _unmatched(what, prepared.full_patterns, prepared.full_names())
+
+
+def _unmatched(what: str, units: str, names: Sequence[str]) -> str:
+    """Which globs match none of the names, "" if each matches one. Names are shown as globs."""
+    core = native.load()
+    globs = [glob for glob in core.split_globs(units) if not any(_matches(glob, name) for name in names)]
+    if not names or not globs:
+        return ""
+    shown = ", ".join(map(core.glob_of, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
+    return f"{what}units={units}: no unit matches {', '.join(globs)}; there are {len(names)}: {shown}"
+
+
+def _matches(glob: str, name: str) -> bool:
+    return native.load().unit_is_compressed(glob.removeprefix("!"), name)
 
 
 def behind_since_last_look(stats: Sequence[dict[str, Any]]) -> str:

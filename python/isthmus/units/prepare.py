@@ -54,6 +54,11 @@ def prepared_of(model: nn.Module) -> Prepared | None:
     return _prepared.get(model)
 
 
+def prepared_by_programs() -> list[Prepared]:
+    """Return the records that `prepare` made of all models that are alive."""
+    return list(_prepared.values())
+
+
 def prepared_models() -> list[nn.Module]:
     """Return all models that are alive and were prepared or prepared themselves."""
     return [*_prepared, *_prepared_themselves]
@@ -69,7 +74,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
     name: a prefix of the names of the units, "name/blocks.0". Models whose units have equal names in one group are
     numbered in the order in which they are prepared, "blocks.0 (2)"; separate names tell them apart in checkpoints.
-    units: which units are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
+    units: which units are compressed: globs, "!" excludes, as in the option `units`; with or without that prefix.
     FSDP2 of torch 2.13 or newer then packs a unit's gradients while it reduces the previous unit's:
     `model.set_reduce_scatter_max_input_buffers(2)`, unless the model was given another number.
 
@@ -262,12 +267,15 @@ def _warn_of_noisy_rows(model: nn.Module, prepared: Prepared) -> None:
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding)
     }
+    core = native.load()
     for unit in prepared.units.values() if is_first_rank() else ():
-        is_coded = any(native.load().unit_is_compressed(each.units, prepared.full_name(unit.name)) for each in options)
+        full_name = prepared.full_name(unit.name)
+        is_coded = any(core.unit_is_compressed(each.units, full_name) for each in options)
         for name in _noisy_in(unit, embeddings) if is_coded and not prepared.exact_reason(unit.name) else ():
+            excluded = f"!{core.glob_of(full_name)}"
             warn_once(
                 f"rows of {name} share groups of {2 * _HALF_GROUP} elements with others: where a token does not occur, "
-                f'a gradient of zero gets some noise, of which Adam makes whole steps. units="!{unit.name}" leaves '
+                f"a gradient of zero gets some noise, of which Adam makes whole steps. units={excluded!r} leaves "
                 f"the unit exact; a width that {_HALF_GROUP} divides, in a unit of its own, has no noise"
             )
             return

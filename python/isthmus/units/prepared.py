@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -71,10 +72,23 @@ class Prepared:
         for names in taken:
             names.update({(name, self.number): owner for name, owner in owners.items()})
 
+    @cached_property
+    def full_patterns(self) -> str:
+        """The patterns, with the prefix of full names before each glob that has it not yet."""
+        core = native.load()
+        prefix = core.glob_of(f"{self.name}/") if self.name else ""
+        globs = [(glob.startswith("!"), glob.removeprefix("!")) for glob in core.split_globs(self.patterns)]
+        return ",".join("!" * excludes + prefix + glob.removeprefix(prefix) for excludes, glob in globs)
+
     def exact_reason(self, unit_name: str) -> _C.Reason | None:
         """Return why a unit stays exact, None if it does not."""
-        core = native.load()
-        return None if core.unit_is_compressed(self.patterns, unit_name) else core.Reason.NOT_PREPARED
+        core, name = native.load(), self.full_name(unit_name)
+        return None if core.unit_is_compressed(self.full_patterns, name) else core.Reason.NOT_PREPARED
+
+    def full_names(self) -> list[str]:
+        """Return the full names of the units, of DDP's those that were reduced."""
+        units = (self.full_name(unit.name) for unit in self.units.values())
+        return sorted({*units, *(bucket for bucket, _ in self.bucket_passes)})
 
     def remember(self, layout: Layout) -> int:
         """Note that reductions have this layout; return its hash."""

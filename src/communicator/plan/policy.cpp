@@ -17,7 +17,7 @@ std::string without_ordinal(const std::string& name) {
   return has_one ? name.substr(0, begin) : name;
 }
 
-bool matches(const char* glob, const std::string& name) { return fnmatch(glob, name.c_str(), 0) == 0; }
+bool matches(const char* glob, const std::string& name) { return fnmatch(glob, name.c_str(), FNM_NOESCAPE) == 0; }
 
 }  // namespace
 
@@ -29,7 +29,7 @@ bool unit_is_compressed(const std::string& units, const std::string& name) {
   const std::string base = without_ordinal(name);
   bool any_includes = false;
   bool included = false;
-  for (const std::string& pattern : split_patterns(units)) {
+  for (const std::string& pattern : split_globs(units)) {
     const bool excludes = pattern.starts_with('!');
     const char* glob = pattern.c_str() + (excludes ? 1 : 0);
     const bool is_meant = matches(glob, name) || matches(glob, base);

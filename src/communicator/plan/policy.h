@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "base/globs.h"
 #include "base/option_rows.h"
 #include "isthmus/reason.h"
 
@@ -13,10 +14,10 @@ namespace isthmus {
 // The name of a unit where other models of the group have units with that name: "root", or "root (2)" for ordinal 1.
 std::string with_ordinal(std::string name, int ordinal);
 
-// `units` is a comma-separated list of globs (fnmatch(3)); "!" before a glob excludes. A unit is compressed if its name
-// matches a glob without "!", or there is no such glob, and it matches no glob with "!". Order does not matter:
-// "*,!*attn*", "!*attn*,*" and "!*attn*" are equal. A glob also matches a name without its ordinal: "!lm_head" excludes
-// the lm_head of every model.
+// `units` is a list of globs (base/globs.h); "!" before a glob excludes. A unit is compressed if its name matches a
+// glob without "!", or there is no such glob, and it matches no glob with "!". Order does not matter: "*,!*attn*",
+// "!*attn*,*" and "!*attn*" are equal. A glob also matches a name without its ordinal: "!lm_head" excludes the lm_head
+// of every model.
 bool unit_is_compressed(const std::string& units, const std::string& name);
 
 // Whether a collective with so many elements (whole input; for a gather output) takes two tiers.

@@ -356,6 +356,8 @@ void bind_functions(py::module_& module) {
       "The node of each rank.");
   module.def("unit_is_compressed", &unit_is_compressed, py::arg("units"), py::arg("name"),
              "Whether globs as in the option `units` include a unit of that name.");
+  module.def("split_globs", &split_globs, py::arg("units"), "The globs in a value of the option `units`.");
+  module.def("glob_of", &glob_of, py::arg("name"), "The glob that matches this name alone.");
   module.def("describe_nodes", [](const std::vector<int>& node_of_rank) { return NodeMap(node_of_rank).to_string(); });
   module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>(),
              "Shuts down every backend of this process.");

@@ -232,5 +232,58 @@ TEST(Policy, AGlobMeansTheUnitsOfThatNameInEveryModelOfTheGroup) {
   }
 }
 
+TEST(Policy, WhatAMessageCallsAUnitMeansThisUnitAlone) {
+  EXPECT_EQ(glob_of("blocks.0"), "blocks.0");
+  EXPECT_EQ(glob_of("embed, norm, head"), "embed[,] norm[,] head");
+  EXPECT_EQ(glob_of("blocks.0 [2]"), "blocks.0 [[]2]");
+  EXPECT_EQ(glob_of(""), "");
+  const std::vector<std::string> names = {"embed, norm, head",
+                                          "embed",
+                                          "norm",
+                                          "head",
+                                          "blocks.0",
+                                          "blocks.0 [2]",
+                                          "blocks.0 2",
+                                          "policy/embed",
+                                          "a*b",
+                                          "axb",
+                                          "a?b",
+                                          "a[b]c",
+                                          "abc",
+                                          "a]b",
+                                          "a\\b",
+                                          "a[",
+                                          "[",
+                                          "[,]",
+                                          "[!a]",
+                                          "b",
+                                          " spaces ",
+                                          "spaces",
+                                          "!negated",
+                                          "a\"quote",
+                                          "a,b[c",
+                                          "[^x],[]]",
+                                          ",",
+                                          "a, b (2)"};
+  for (const std::string& meant : names) {
+    for (const std::string& other : names) {
+      const bool is_meant = meant == other;
+      EXPECT_EQ(unit_is_compressed(glob_of(meant), other), is_meant) << glob_of(meant) << " of " << other;
+      EXPECT_EQ(unit_is_compressed("!" + glob_of(meant), other), !is_meant) << glob_of(meant) << " of " << other;
+      EXPECT_EQ(unit_is_compressed("none, " + glob_of(meant) + " ,!blocks.0", other), is_meant && other != "blocks.0");
+    }
+  }
+}
+
+TEST(Policy, WhatStandsInBracketsSeparatesNothing) {
+  using Globs = std::vector<std::string>;
+  EXPECT_EQ(split_globs(" a , b c,"), (Globs{"a", "b c", ""}));
+  EXPECT_EQ(split_globs(""), Globs{""});
+  EXPECT_EQ(split_globs("a[,]b,c"), (Globs{"a[,]b", "c"}));
+  EXPECT_EQ(split_globs("[!,],[^,],[],],[!],]"), (Globs{"[!,]", "[^,]", "[],]", "[!],]"}));
+  EXPECT_EQ(split_globs("a[b,c"), (Globs{"a[b", "c"}));
+  EXPECT_EQ(split_globs("a["), Globs{"a["});
+}
+
 }  // namespace
 }  // namespace isthmus::test

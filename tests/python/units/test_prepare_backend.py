@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import re
 import weakref
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import isthmus
+from isthmus.job import this_job
+from isthmus.report.looks import look
 from isthmus.torch_private.models import param_groups_of
 from support.checkpoints import (
     Model,
@@ -30,6 +33,7 @@ from support.checkpoints import (
     unit_states,
 )
 from support.checks import Table
+from support.logs import logged
 
 table = Table()
 
@@ -87,6 +91,78 @@ def layers_are_chosen_by_pattern() -> None:
     ddp_group = group()
     trained(isthmus.prepare(ddp(ddp_group, find_unused_parameters=True), units="!bucket *"), 3)
     assert exact_calls(ddp_group)["excluded by prepare(units=...)"] >= 3
+
+
+class Joined(nn.Module):
+    """Several modules in one unit, as Accelerate makes one of embedding, norm and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 40)
+        self.norm = nn.LayerNorm(40)
+        self.other = nn.Linear(40, 40)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.other(self.embed(tokens)))  # type: ignore[no-any-return]
+
+
+def joined(process_group: dist.ProcessGroup, **arguments: Any) -> str:
+    """Train a model that is prepared with these arguments; return the advice about its embedding's rows."""
+    model: Any = Joined()
+    fully_shard([model.embed, model.norm], mesh=mesh_of(process_group))
+    with logged() as messages:
+        isthmus.prepare(fully_shard(model, mesh=mesh_of(process_group)), **arguments)
+    model(torch.arange(16)).square().sum().backward()
+    (advice,) = re.findall(r"units='(.*)' leaves the unit exact", " ".join(messages)) or [""]
+    told: list[Any] = [advice]
+    dist.broadcast_object_list(told)
+    warned_of = this_job().warned_of
+    warned_of -= {text for text in warned_of if "share groups" in text}  # in the next model, too
+    return str(told[0])
+
+
+@table
+def advice_works_where_it_is_pasted() -> None:
+    """Of units whose names are no globs, and lists of several."""
+    for name in ("", "policy", "a, b[0]", "rl/policy"):
+        advice = joined(group("default"), name=name)
+        assert advice == f"!{name and name + '/'}embed, norm".replace(",", "[,]").replace("b[0", "b[[]0")
+        in_prepare = group("default")
+        assert joined(in_prepare, name=name, units=advice) == ""
+        assert exact_calls(in_prepare) == {"excluded by prepare(units=...)": 1}
+        in_option = group("default", units=advice)
+        assert joined(in_option, name=name) == ""
+        assert exact_calls(in_option) == {"excluded by policy (units)": 1}
+        for found in (in_prepare, in_option):
+            assert isthmus.stats(found)["compressed_calls"] == 1, "of the root"
+        short = group("default")
+        joined(short, name=name, units="!embed[,] norm")
+        assert exact_calls(short) == {"excluded by prepare(units=...)": 1}
+
+
+@table
+def globs_of_prepare_that_match_nothing_are_warned_of() -> None:
+    models = {
+        "": isthmus.prepare(fsdp2(mesh_of(group())), units="blok*"),
+        "m": isthmus.prepare(fsdp2(mesh_of(group())), name="m", units="blocks.*,!m/root,!x[,]*"),
+        "ddp": isthmus.prepare(ddp(group()), name="ddp", units="!bucket *, !nosuch"),
+    }
+    for model in models.values():
+        trained(model, 1)
+    with logged() as messages:
+        look(is_first=True)
+    warned = [message for message in messages if message.startswith("isthmus.prepare")]
+    assert warned == (
+        [
+            "isthmus.prepare: units=blok*: no unit matches blok*; there are 3: blocks.0, blocks.1, root",
+            "isthmus.prepare(name='m'): units=m/blocks.*,!m/root,!m/x[,]*: no unit matches !m/x[,]*; there are 3: "
+            "m/blocks.0, m/blocks.1, m/root",
+            "isthmus.prepare(name='ddp'): units=!ddp/bucket *,!ddp/nosuch: no unit matches !ddp/nosuch; there are 1: "
+            "ddp/bucket 0",
+        ]
+        if dist.get_rank() == 0
+        else []
+    )
 
 
 @table.skip_if(not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"), "this torch packs one gradient")
