@@ -118,7 +118,8 @@ def _unmatched(what: str, units: str, names: Sequence[str]) -> str:
 
 
 def _matches(glob: str, name: str) -> bool:
-    return native.load().unit_is_compressed(glob.removeprefix("!"), name)
+    matches: bool = native.load().unit_is_compressed(glob.removeprefix("!"), name)
+    return matches
 
 
 def behind_since_last_look(stats: Sequence[dict[str, Any]]) -> str:

@@ -49,7 +49,7 @@ def why_not_reduction_of(output: torch.Tensor) -> str:
     """
     for frame in _frames(sys._getframe(1)):
         function, values = frame.f_code.co_name, frame.f_locals
-        shard = _SHARDS.get((frame.f_globals.get("__name__"), function))
+        shard = _SHARDS.get((str(frame.f_globals.get("__name__")), function))
         if shard is None:
             continue
         tensor = values.get(shard)

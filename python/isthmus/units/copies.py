@@ -61,21 +61,22 @@ def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessG
 
 def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], mesh: Any) -> _C.Reason | None:
     """Return why. is_split: the values that its parameters have. mesh: of the ranks that reduce it, if there is one."""
-    Reason = native.load().Reason
-    if len(is_split) > 1:
-        return Reason.MIXED_COPIES
+    Reason: Any = native.load().Reason
+    reason: _C.Reason | None = None
     own = list(filter(None, groups))
-    if True in is_split or not (backends := backends_of(own)):
-        return None
+    backends = backends_of(own) if True not in is_split else {}
     num_ranks = mesh.size() if mesh is not None else math.prod(group.size() for group in own)
     num_known = private.root_mesh(mesh).size() if mesh is not None else num_ranks
-    if dist.get_world_size() - num_known >= num_ranks:  # as many as reduce these may reduce copies
-        return Reason.UNKNOWN_COPIES
-    for backend, group in backends.items() if mesh is not None else ():
-        copies = _groups_of_copies(dist.get_process_group_ranks(group), mesh)
-        if any(nodes_of(ranks, backend.options.nodes) != list(backend.node_of_rank) for ranks in copies):
-            return Reason.OTHER_NODES
-    return None
+    if len(is_split) > 1:
+        reason = Reason.MIXED_COPIES
+    elif backends and dist.get_world_size() - num_known >= num_ranks:  # as many as reduce these may reduce copies
+        reason = Reason.UNKNOWN_COPIES
+    elif mesh is not None:
+        for backend, group in backends.items():
+            copies = _groups_of_copies(dist.get_process_group_ranks(group), mesh)
+            if any(nodes_of(ranks, backend.options.nodes) != list(backend.node_of_rank) for ranks in copies):
+                reason = Reason.OTHER_NODES
+    return reason
 
 
 def _groups_of_copies(ranks: list[int], mesh: Any) -> list[list[int]]:
