@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rows import PREMULTIPLYING, SUMS, Row
+from rows import PREMULTIPLYING, SUMS, Row, is_asked_plainly
 
 import isthmus
 
@@ -94,8 +94,9 @@ def with_special_values(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 class Case:
     """One row on one group.
 
-    With `reference` the same result is asked for in another way, for rows that Gloo itself refuses: where the operator
-    multiplies, as a plain sum of numbers that are multiplied beforehand; else with contiguous tensors, synchronously.
+    With `reference` the same result is asked for in another way, for rows that Gloo itself refuses or is not asked for:
+    where the operator multiplies, as a plain sum of numbers that are multiplied beforehand; else, and where Gloo is not
+    asked, with contiguous tensors, synchronously.
     """
 
     def __init__(self, row: Row, group: dist.ProcessGroup, tag: int, reference: bool = False) -> None:
@@ -103,7 +104,7 @@ class Case:
         self.group = group
         self.tag = tag
         self.premultiplied = reference and row.op in PREMULTIPLYING
-        self.plain = reference and not self.premultiplied
+        self.plain = reference and (is_asked_plainly(row) or not self.premultiplied)
         self.members = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
         self.size = len(self.members)

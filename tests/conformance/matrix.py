@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build/conformance"
 DOCUMENT = ROOT / "docs/compatibility.md"
-TABLES = re.compile(r"^\| torch \| rows .*?(?=^## Tensors with gaps)", re.MULTILINE | re.DOTALL)
+TABLES = re.compile(r"^\| torch \| rows .*?(?=^## Where Gloo is not asked)", re.MULTILINE | re.DOTALL)
 SIGNS = {"equal": "=", "close": "≈", "refused": "x", "more": "+", "gloo only": "Gloo", "absent": "-"}
 REDUCING = [collective.name for collective in COLLECTIVES if collective.reduces]
 MOVING = [collective.name for collective in COLLECTIVES if not collective.reduces]

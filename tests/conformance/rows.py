@@ -41,9 +41,9 @@ SUMS = ("sum", "avg", *PREMULTIPLYING)
 OPS = (*SUMS, "product", "min", "max", "band", "bor", "bxor")
 SHAPES = ("12", "1", "0", "odd", "large", "2-D", "3-D", "scalar", "special values")
 WITH_GAPS = ("strided", "large and strided", "column")
-ARRANGEMENTS = (*WITH_GAPS, "transposed", "offset", "channels last")
+NOT_CONTIGUOUS = (*WITH_GAPS, "transposed", "channels last")
+ARRANGEMENTS = (*NOT_CONTIGUOUS, "offset")
 LAYOUTS = (*SHAPES, *ARRANGEMENTS, "sparse")
-NO_SCALAR = tuple(layout for layout in LAYOUTS if layout != "scalar")
 MODES = ("sync", "wait", "future")
 GROUPS = (
     "world",
@@ -96,7 +96,8 @@ class Collective:
     dtypes: Sequence[str] = TAKEN_DTYPES
     groups: Sequence[str] = GROUPS
     other_dtypes: Sequence[str] = OTHER_DTYPES
-    left_out: Sequence[tuple[str, str]] = ()  # pairs of values at which Gloo itself hangs or is wrong
+    left_out: Sequence[tuple[str, str]] = ()  # pairs of values that not both can be asked for
+    asked_plainly: Sequence[str] = ()  # layouts that Gloo is not asked for: of contiguous tensors it gives the numbers
 
     def axis(self, name: str) -> Sequence[str]:
         return {
@@ -128,19 +129,26 @@ COLLECTIVES = (
         reduces=True,
         modes=(*MODES, "coalesced", "functional"),
         labels=LABELS,
+        asked_plainly=WITH_GAPS,
     ),
     Collective(
         "reduce_scatter_tensor",
         reduces=True,
-        # Without a scalar: Gloo ends the process there.
-        layouts=(*NO_SCALAR, "stacked", "aliased"),
+        layouts=(*LAYOUTS, "stacked", "aliased"),
         modes=(*MODES, "coalesced", "functional"),
         labels=LABELS,
+        left_out=[("scalar", "future")],  # it has none
+        asked_plainly=("scalar",),
     ),
-    # Into outputs that are not contiguous Gloo writes wrong numbers.
-    Collective("reduce_scatter", reduces=True, layouts=(*SHAPES, "offset", "sparse", "uneven"), labels=LABELS),
-    # In memory with gaps Gloo sums the wrong numbers; Isthmus multiplies into memory without.
-    Collective("reduce", reduces=True, left_out=list(product(PREMULTIPLYING, WITH_GAPS))),
+    Collective(
+        "reduce_scatter",
+        reduces=True,
+        layouts=(*LAYOUTS, "uneven"),
+        labels=LABELS,
+        left_out=[(layout, "future") for layout in NOT_CONTIGUOUS],  # it has none
+        asked_plainly=NOT_CONTIGUOUS,
+    ),
+    Collective("reduce", reduces=True, asked_plainly=WITH_GAPS),
     Collective("all_gather", layouts=(*LAYOUTS, "uneven")),
     Collective(
         "all_gather_into_tensor",
@@ -149,18 +157,25 @@ COLLECTIVES = (
     ),
     Collective("all_to_all", layouts=(*LAYOUTS, "uneven")),
     Collective("all_to_all_single", layouts=(*LAYOUTS, "uneven"), modes=(*MODES, "functional")),
-    Collective("broadcast", modes=(*MODES, "functional")),
-    # Lists of different sizes end the process in Gloo, and so do scalars.
-    Collective("gather", layouts=NO_SCALAR),
+    Collective("broadcast", modes=(*MODES, "functional"), asked_plainly=WITH_GAPS),
+    Collective("gather", asked_plainly=("scalar",)),
     # Since 2.15, and not in Gloo.
     Collective("gather_single", layouts=LAYOUTS[:1], dtypes=TAKEN_DTYPES[:1], other_dtypes=()),
-    Collective("scatter", layouts=NO_SCALAR),
+    Collective("scatter", asked_plainly=("scalar", *WITH_GAPS)),
     Collective(
         "send and recv",
         modes=("sync", "wait", "batched", "any source", "tags"),
         left_out=[(layout, "any source") for layout in ("0", *ARRANGEMENTS, "sparse")],
     ),
 )
+
+
+def is_asked_plainly(row: Row) -> bool:
+    """Tell whether Gloo is asked for a row's numbers with contiguous tensors of one dimension or more instead."""
+    is_copied = row.mode == "coalesced" and row.layout in WITH_GAPS  # by Gloo itself
+    return not is_copied and any(
+        row.collective == each.name and row.layout in each.asked_plainly for each in COLLECTIVES
+    )
 
 
 def scenario_rows(names: Sequence[str]) -> Iterator[Row]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from calls import MISSING, call
 from case import Case, has_plainer_form, is_labelled_sum
 from groups import CAN_SPLIT, TIERS, Groups
-from rows import Row
+from rows import Row, is_asked_plainly
 from scenarios import SCENARIOS
 
 from support.tested_codecs import DEFAULT, ERRORS
@@ -17,7 +17,7 @@ from support.tested_codecs import DEFAULT, ERRORS
 EQUAL = "equal"  # to the bit
 CLOSE = "close"  # within the bound that docs/algorithms.md states for codec none
 REFUSED = "refused"  # by both, with the same type of error
-MORE = "more"  # Gloo refuses; Isthmus gives what Gloo gives when asked in another way
+MORE = "more"  # Gloo refuses, or is not asked; Isthmus gives what Gloo gives when asked in another way
 GLOO_ONLY = "gloo only"  # torch itself asks for the name of the backend
 ABSENT = "absent"  # in this torch, on a CPU
 NO_MEMBER = ""  # this rank has no part in the group
@@ -71,10 +71,12 @@ def _outcome(case: Case) -> Outcome:
 
 
 def _compare(row: Row, ours: dist.ProcessGroup, gloo: dist.ProcessGroup, tag: int, excess: Excess | None = None) -> str:
-    gloos_result, verdict = _outcome(Case(row, gloo, tag)), EQUAL
+    gloos_result, verdict = _outcome(Case(row, gloo, tag, reference=is_asked_plainly(row))), EQUAL
     case = Case(row, ours, tag)
     result = _outcome(case)
-    if isinstance(gloos_result, Exception):
+    if is_asked_plainly(row) and not isinstance(gloos_result, Exception):
+        verdict = MORE
+    elif isinstance(gloos_result, Exception):
         # Every rank asks for this, whatever Isthmus said there: it is a collective.
         reference = _outcome(Case(row, gloo, tag, reference=True)) if has_plainer_form(row) else gloos_result
         if isinstance(result, type(gloos_result)):
@@ -116,7 +118,8 @@ def _excess(case: Case, result: list[torch.Tensor]) -> str:
     """Return where a sum is further from the exact one than codec none may be."""
     terms = _terms(case)
     for salt, term in enumerate(terms):
-        tensor, exact = _real(result[salt]), case.scale * term.sum(0)
+        term = term.reshape(len(term), -1)
+        tensor, exact = _real(result[salt]).reshape(-1), case.scale * term.sum(0)
         finite = exact.isfinite()
         error = (tensor.double() - exact).abs()[finite]
         allowed = _bound(case, tensor.dtype, term)[finite]

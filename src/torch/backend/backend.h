@@ -188,6 +188,11 @@ class BackendIsthmus final : public c10d::Backend {
   }
   Side& arrived_on(Side& side, const char* call, bool is_collective = true);
 
+  // Makes the group fail, on all ranks, unless the tensors that the root gathers or scatters have the size and the type
+  // of its own: it alone can know, and the others have begun.
+  void require_equal_parts(const char* call, const std::vector<std::vector<at::Tensor>>& lists,
+                           const std::vector<at::Tensor>& own, int root);
+
   // Calls the side's world backend and watches its Work. During coalescing, the Work joins it.
   WorkPtr forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call);
   // Does the same for an operation in two tiers.

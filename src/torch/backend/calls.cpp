@@ -7,6 +7,7 @@
 
 #include "torch/backend/backend.h"
 #include "torch/base/tensors.h"
+#include "torch/works/stand_ins.h"
 
 namespace isthmus::torch_backend {
 
@@ -102,14 +103,43 @@ void BackendIsthmus::close_group() {
 }
 
 WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
-  return forward(arrived("broadcast", tensors),
-                 [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
+  Side& side = arrived("broadcast", tensors);
+  StandIns own("broadcast", tensors, side.abilities().checks_layouts ? nullptr : is_not_contiguous,
+               /*written=*/options.rootRank != group_.rank);
+  return forward(side, [&](c10d::Backend& world) { return own.written_back(world.broadcast(own.tensors(), options)); });
+}
+
+void BackendIsthmus::require_equal_parts(const char* call, const std::vector<std::vector<at::Tensor>>& lists,
+                                         const std::vector<at::Tensor>& own, int root) {
+  if (group_.rank != root || lists.size() != 1 || own.size() != 1) {
+    return;  // the world backend says what is wrong
+  }
+  for (const auto& part : lists[0]) {
+    if (part.sizes() != own[0].sizes() || part.scalar_type() != own[0].scalar_type()) {
+      std::rethrow_exception(faults_.explain(
+          {.sequence_number = counters_.next_sequence_number(),
+           .operation = call,
+           .tensor = describe(own[0].numel(), own[0]),
+           .error = c10::str("the root's list has a tensor of sizes ", part.sizes(), " of ", part.scalar_type(),
+                             ", and its own has sizes ", own[0].sizes(), ": all ranks' must be equal")}));
+    }
+  }
 }
 
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                const c10d::GatherOptions& options) {
-  return forward(arrived("gather", inputs),
-                 [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
+  Side& side = arrived("gather", inputs);
+  if (side.abilities().checks_layouts) {
+    return forward(side, [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
+  }
+  require_equal_parts("gather", outputs, inputs, static_cast<int>(options.rootRank));
+  const StandIns own("gather", inputs, is_not_contiguous, /*written=*/false);
+  std::vector<at::Tensor> sources = at_least_1d(own.tensors());
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const auto& list : outputs) {
+    lists.push_back(at_least_1d(list));
+  }
+  return forward(side, [&](c10d::Backend& world) { return world.gather(lists, sources, options); });
 }
 
 #if ISTHMUS_TORCH_HAS_GATHER_SINGLE
@@ -121,8 +151,18 @@ WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, con
 
 WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                 const c10d::ScatterOptions& options) {
-  return forward(arrived("scatter", outputs),
-                 [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
+  Side& side = arrived("scatter", outputs);
+  if (side.abilities().checks_layouts) {
+    return forward(side, [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
+  }
+  require_equal_parts("scatter", inputs, outputs, static_cast<int>(options.rootRank));
+  const StandIns own("scatter", outputs, is_not_contiguous);
+  std::vector<at::Tensor> targets = at_least_1d(own.tensors());
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const auto& list : inputs) {
+    lists.push_back(at_least_1d(StandIns("scatter", list, is_not_contiguous, /*written=*/false).tensors()));
+  }
+  return forward(side, [&](c10d::Backend& world) { return own.written_back(world.scatter(targets, lists, options)); });
 }
 
 WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,

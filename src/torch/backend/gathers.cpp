@@ -5,6 +5,7 @@
 #include "communicator/plan/policy.h"
 #include "torch/backend/backend.h"
 #include "torch/base/tensors.h"
+#include "torch/works/stand_ins.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -77,6 +78,8 @@ WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor 
     output = output.view({-1});
     input = input.reshape({-1});
   }
+  output = at_least_1d(output);
+  input = at_least_1d(input);
   return forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 
@@ -109,8 +112,10 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
     one_by_one = takes_two_tiers(outputs[i], inputs[i]);
   }
   if (!one_by_one) {
+    std::vector<at::Tensor> gathered = at_least_1d(outputs);
+    std::vector<at::Tensor> shards = at_least_1d(inputs);
     return forward(
-        side, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(outputs, inputs, options); });
+        side, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(gathered, shards, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < outputs.size(); ++i) {

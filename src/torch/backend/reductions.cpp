@@ -3,6 +3,7 @@
 
 #include "torch/backend/backend.h"
 #include "torch/base/tensors.h"
+#include "torch/works/stand_ins.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -101,9 +102,11 @@ WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::
       return submit_reduction(side, tensors[0], tensors[0], *gradient, options.timeout);
     }
   }
-  premultiply_in_place(tensors, options.reduceOp, side.abilities());
-  return forward(
-      side, [&](c10d::Backend& world) { return world.allreduce(tensors, with_plain_sum(options, side.abilities())); });
+  StandIns own("allreduce", tensors, side.abilities().checks_layouts ? nullptr : has_gaps);
+  premultiply_in_place(own.tensors(), options.reduceOp, side.abilities());
+  return forward(side, [&](c10d::Backend& world) {
+    return own.written_back(world.allreduce(own.tensors(), with_plain_sum(options, side.abilities())));
+  });
 }
 
 WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
@@ -137,21 +140,13 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
 WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
   Side& side = arrived("reduce", tensors);
   // Ranks other than the root keep their inputs unchanged.
-  std::vector<at::Tensor> products;
-  products.reserve(tensors.size());
-  for (const auto& tensor : tensors) {
-    products.push_back(premultiplied(tensor, options.reduceOp, side.abilities()));
-  }
-  if (side.abilities().premultiplied_sums || options.reduceOp.op_ != c10d::ReduceOp::PREMUL_SUM) {
-    return forward(side, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
+  StandIns own("reduce", tensors, side.abilities().checks_layouts ? nullptr : has_gaps,
+               /*written=*/options.rootRank == group_.rank);
+  for (auto& tensor : own.tensors()) {
+    tensor = premultiplied(tensor, options.reduceOp, side.abilities());
   }
   return forward(side, [&](c10d::Backend& world) {
-    const auto work = world.reduce(products, with_plain_sum(options, side.abilities()));
-    return followed_by(work, tensors, [products, tensors, is_root = options.rootRank == group_.rank]() mutable {
-      for (size_t i = 0; is_root && i < tensors.size(); ++i) {
-        write(tensors[i], products[i]);
-      }
-    });
+    return own.written_back(world.reduce(own.tensors(), with_plain_sum(options, side.abilities())));
   });
 }
 
@@ -159,15 +154,19 @@ WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::ve
                                        const c10d::ReduceScatterOptions& options) {
   Side& side = arrived("reduce_scatter", outputs);
   counters_.count_exact(Reason::kLists);
+  bool (*const needs_stand_in)(const at::Tensor&) = side.abilities().checks_layouts ? nullptr : is_not_contiguous;
   std::vector<std::vector<at::Tensor>> products;
   for (const auto& list : inputs) {
-    auto& product = products.emplace_back();
-    for (const auto& tensor : list) {
-      product.push_back(premultiplied(tensor, options.reduceOp, side.abilities()));
+    auto& product =
+        products.emplace_back(StandIns("reduce_scatter", list, needs_stand_in, /*written=*/false).tensors());
+    for (auto& tensor : product) {
+      tensor = premultiplied(tensor, options.reduceOp, side.abilities());
     }
   }
+  StandIns own("reduce_scatter", outputs, needs_stand_in);
   return forward(side, [&](c10d::Backend& world) {
-    return world.reduce_scatter(outputs, products, with_plain_sum(options, side.abilities()));
+    return own.written_back_by_waiter(
+        world.reduce_scatter(own.tensors(), products, with_plain_sum(options, side.abilities())));
   });
 }
 
@@ -177,9 +176,10 @@ WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
   if (const auto gradient = recogniser_.recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
     return submit_reduction(side, output, input, *gradient, options.timeout);
   }
-  at::Tensor product = premultiplied(input, options.reduceOp, side.abilities());
+  at::Tensor shard = at_least_1d(output);
+  at::Tensor product = at_least_1d(premultiplied(input, options.reduceOp, side.abilities()));
   return forward(side, [&](c10d::Backend& world) {
-    return world._reduce_scatter_base(output, product, with_plain_sum(options, side.abilities()));
+    return world._reduce_scatter_base(shard, product, with_plain_sum(options, side.abilities()));
   });
 }
 
@@ -198,8 +198,8 @@ WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>&
       Side& own = side_of("reduce_scatter_tensor_coalesced", inputs[i]);
       works.push_back(submit_reduction(own, outputs[i], inputs[i], *gradient, options.timeout));
     } else {
-      plain_outputs.push_back(outputs[i]);
-      plain_inputs.push_back(premultiplied(inputs[i], options.reduceOp, side.abilities()));
+      plain_outputs.push_back(at_least_1d(outputs[i]));
+      plain_inputs.push_back(at_least_1d(premultiplied(inputs[i], options.reduceOp, side.abilities())));
     }
   }
   if (works.empty() || !plain_outputs.empty()) {

@@ -92,7 +92,11 @@ class CudaSide final : public Side {
       : group_(group), parts_(std::move(parts)), faults_(faults), counters_(counters) {}
 
   WorldAbilities abilities() const override {
-    return {.premultiplied_sums = true, .all_to_all_of_lists = true, .coalesced_gathers = true, .groups = true};
+    return {.premultiplied_sums = true,
+            .checks_layouts = true,
+            .all_to_all_of_lists = true,
+            .coalesced_gathers = true,
+            .groups = true};
   }
 
   void arrived(const char* call) override {

@@ -21,6 +21,7 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 // Features that only some world backends have.
 struct WorldAbilities {
   bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
+  bool checks_layouts = false;      // takes or refuses a tensor by its strides and sizes; Gloo may misread its memory
   bool all_to_all_of_lists = false;
   bool coalesced_gathers = false;
   bool groups = false;  // calls between its startCoalescing() and endCoalescing() start together

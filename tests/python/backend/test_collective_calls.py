@@ -100,7 +100,7 @@ CALLS: dict[str, Call] = {
 }
 
 
-# With gaps, by Gloo: the others would then go on with another call.
+# With gaps, by Gloo itself: the others would then go on with another call.
 REFUSED_BY_ONE_RANK = {"reduce", "premultiplied reduce", "gather", "scatter"}
 
 
@@ -108,9 +108,8 @@ REFUSED_BY_ONE_RANK = {"reduce", "premultiplied reduce", "gather", "scatter"}
 def inference_mode_changes_nothing(gloo: dist.ProcessGroup) -> None:
     for name, call in CALLS.items():
         for kind, spread in SPREADS.items():
-            if kind == "with gaps" and name in REFUSED_BY_ONE_RANK:
-                continue
-            for group in (dist.group.WORLD, gloo):
+            is_refused = kind == "with gaps" and name in REFUSED_BY_ONE_RANK
+            for group in (dist.group.WORLD,) if is_refused else (dist.group.WORLD, gloo):
                 plain = outcome(call, group, spread, in_mode=False, made_in_mode=False)
                 for made_in_mode in (False, True):
                     found = outcome(call, group, spread, in_mode=True, made_in_mode=made_in_mode)
@@ -157,6 +156,51 @@ def errors_of_size_and_type_are_raised_at_once(gloo: dist.ProcessGroup) -> None:
         dist.reduce_scatter_tensor(torch.empty(3), torch.empty(WORLD_SIZE * 3 + 1))
     with pytest.raises(ValueError, match="one for each rank"):
         dist.distributed_c10d._get_default_group().alltoall([torch.empty(1)], [torch.empty(1)]).wait()
+    dist.barrier()
+
+
+@table
+def numbers_do_not_depend_on_strides(gloo: dist.ProcessGroup) -> None:
+    """Those of one rank's tensor differ from the others'."""
+    order = (lambda tensor: tensor.t()) if dist.get_rank() == 1 else (lambda tensor: tensor)
+    shape = (3, 2) if dist.get_rank() == 1 else (2, 3)
+    expected = torch.arange(6.0).view(2, 3)
+    tensor = order(torch.zeros(shape))
+    dist.broadcast(tensor.copy_(expected) if dist.get_rank() == 1 else tensor, 1)
+    assert torch.equal(tensor, expected)
+    tensor = order(torch.zeros(shape))
+    dist.scatter(tensor, [expected + rank for rank in range(WORLD_SIZE)] if dist.get_rank() == 1 else None, 1)
+    assert torch.equal(tensor, expected + dist.get_rank())
+    tensor = order(torch.zeros(shape))
+    dist.reduce_scatter(tensor, [expected + rank for rank in range(WORLD_SIZE)])
+    assert torch.equal(tensor, WORLD_SIZE * (expected + dist.get_rank()))
+
+
+@table
+def elements_that_share_memory_are_read_and_not_written(gloo: dist.ProcessGroup) -> None:
+    shared = torch.ones(1).expand(4)
+    for call in (dist.all_reduce, lambda tensor: dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))):
+        with pytest.raises(ValueError, match=r"allreduce into .* sizes \[4\] and strides \[0\]: its elements share"):
+            call(shared)
+    tensor = shared if dist.get_rank() == 1 else torch.zeros(4)
+    dist.broadcast(tensor, 1)
+    assert torch.equal(tensor, torch.ones(4))
+    sums = torch.zeros(1)
+    dist.reduce_scatter_tensor(sums, shared)
+    assert sums.item() == WORLD_SIZE
+
+
+@table
+def a_list_of_other_sizes_at_the_root_is_refused_on_every_rank(gloo: dist.ProcessGroup) -> None:
+    is_root = dist.get_rank() == 2
+    lists = [torch.zeros(4)] * 3 + [torch.zeros(3)]
+    for call in (
+        lambda group: dist.gather(torch.zeros(4), lists if is_root else None, 2, group),
+        lambda group: dist.scatter(torch.zeros(4), lists if is_root else None, 2, group),
+    ):
+        group = dist.new_group()
+        with pytest.raises(dist.DistBackendError, match=r"rank 2.*sizes \[3\] of Float, and its own has sizes \[4\]"):
+            call(group)
     dist.barrier()
 
 
