@@ -26,10 +26,10 @@ def log_to(writer: Any, *, every: int = 100) -> RemovableHandle:
     on its thread; no communication.
 
     ``isthmus/sent_bytes`` and ``exact_bytes``, ``ran_s`` and ``waited_s`` are of one step, as means since the last
-    time: payload between nodes, what it would have been exact, seconds of calls in two tiers, and those the program
-    waited for them. ``compression`` is the bytes' ratio, ``exact_calls`` counts reductions that stayed exact,
-    ``relative_squared_error`` is the mean over units of what codecs dropped, where it was measured (since
-    `reset_stats`).
+    time: payload between nodes, in two tiers and by the world backend, what it would have been exact, seconds of calls
+    in two tiers, and those the program waited for them. ``compression`` is the bytes' ratio, ``exact_calls`` counts
+    reductions that stayed exact, ``relative_squared_error`` is the mean over units of what codecs dropped, where it was
+    measured (since `reset_stats`).
 
     Raises TypeError for a writer that has neither, ValueError for `every` below 1.
     """

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Numbers, or dicts of them, that are added up over groups.
 _COUNTS = (
     "calls",
+    "world",
     "collectives",
     "codec",
     "weights",
@@ -38,7 +39,9 @@ _COUNTS = (
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """Statistics of this rank in `group` since it was made or `reset_stats` was called.
 
-    Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
+    Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch), ``world``
+    (those that the world backend carries, by call: ``calls``, and the ``sent_bytes`` and ``received_bytes`` of payload
+    that must cross the border of this rank's node, this rank's share: docs/operate.md has the formulas),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
     elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed``, by node
     ``differing`` and by reason ``whole``, and the memory of replicas), ``peer_waits_s`` (by tier, on the CPU: for how

@@ -18,25 +18,39 @@ if TYPE_CHECKING:
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _WHAT = {"all_gather": "weights and other gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
+_GATHERS = ("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced")
 #: More lines of units than that are no screen.
 _MOST_LINES = 12
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Payload that this rank sent to other nodes in two tiers, in bytes.
+    """Payload that this rank sent to other nodes, in bytes: in two tiers by kind, by the world backend by call.
 
-    exact_bytes: what the same collectives would have sent with codec none and plain weights.
+    exact_bytes: what the same calls would have sent with codec none and plain weights.
     """
 
     by_kind: dict[str, int]
-    sent_bytes: int
+    by_world: dict[str, int]
     exact_bytes: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """What was sent in two tiers and by the world backend."""
+        return sum(self.by_kind.values()) + sum(self.by_world.values())
 
     @property
     def weights_share(self) -> float:
         """The share of gathers in what was sent."""
-        return self.by_kind["all_gather"] / self.sent_bytes if self.sent_bytes else 0.0
+        return self._share(self.by_kind["all_gather"] + sum(self.by_world.get(call, 0) for call in _GATHERS))
+
+    @property
+    def gradients_share(self) -> float:
+        """The share of reductions in two tiers in what was sent."""
+        return self._share(self.by_kind["reduce_scatter"] + self.by_kind["all_reduce"])
+
+    def _share(self, part_bytes: int) -> float:
+        return part_bytes / self.sent_bytes if self.sent_bytes else 0.0
 
 
 def crossing(found: dict[str, Any]) -> Crossing:
@@ -51,8 +65,8 @@ def crossing(found: dict[str, Any]) -> Crossing:
         # Packets of an all-reduce cross twice: the second time they hold the result.
         times = 2 if unit["collective"] == "all_reduce" else 1
         saved_bytes += times * max(0, whole_bytes - unit["packet_bytes"])
-    sent_bytes = sum(by_kind.values())
-    return Crossing(by_kind, sent_bytes, sent_bytes + saved_bytes)
+    by_world = {call: counted["sent_bytes"] for call, counted in found["world"].items() if counted["sent_bytes"]}
+    return Crossing(by_kind, by_world, sum(by_kind.values()) + sum(by_world.values()) + saved_bytes)
 
 
 def summary(group: dist.ProcessGroup | None = None) -> str:
@@ -75,9 +89,12 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
     crossed = crossing(found)
     yield f"summary: {found['node_map']}, by {found['node_map_source']}; this rank's figures"
     if not crossed.sent_bytes:
-        yield "nothing crossed between nodes in two tiers"
+        yield "nothing crossed between nodes"
     else:
         kinds = [f"{_bytes(sent)} {_WHAT[kind]}" for kind, sent in crossed.by_kind.items() if sent]
+        if crossed.by_world:
+            calls = sorted(crossed.by_world.items(), key=lambda item: -item[1])
+            kinds.append("by the world backend " + ", ".join(f"{_bytes(sent)} {call}" for call, sent in calls))
         ratio = crossed.exact_bytes / crossed.sent_bytes
         yield f"between nodes: {_bytes(crossed.sent_bytes)} ({', '.join(kinds)})"
         yield f"exact it would have been {_bytes(crossed.exact_bytes)}: {ratio:.2f} times as much"
@@ -157,14 +174,17 @@ def _advice(found: dict[str, Any], crossed: Crossing, *, advises_fewer_bits: boo
     elif crossed.weights_share > 0.5:
         differences = "" if found["weights"]["gathers"] else ', weights="delta" (differences)'  # in use already
         yield (
-            f"weights are {crossed.weights_share:.0%} of what crosses. To try: HSDP (no weights cross), "
-            f"reshard_after_forward=<ranks of a node> (once a step){differences}: docs/choosing.md"
+            f"weights are {crossed.weights_share:.0%} of what crosses through Isthmus. To try: HSDP (no weights "
+            f"cross), reshard_after_forward=<ranks of a node> (once a step){differences}: docs/choosing.md"
         )
+    elif crossed.gradients_share < 0.5 and crossed.by_world:
+        most = max(crossed.by_world, key=crossed.by_world.__getitem__)
+        yield f"{most} is {crossed.by_world[most] / crossed.sent_bytes:.0%} of what crosses through Isthmus, and exact"
     elif found["compressed_calls"]:
         fewer_bits = "fewer bits, or " if advises_fewer_bits else ""
         yield (
-            f"gradients are {1 - crossed.weights_share:.0%} of what crosses. To try where steps wait for the link: "
-            f"{fewer_bits}fewer reductions by accumulating gradients: docs/choosing.md"
+            f"gradients are {crossed.gradients_share:.0%} of what crosses through Isthmus. To try where steps wait "
+            f"for the link: {fewer_bits}fewer reductions by accumulating gradients: docs/choosing.md"
         )
 
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "isthmus/stats.h"
+#include "torch/base/border.h"
 #include "torch/base/call_counters.h"
 #include "torch/base/group.h"
 #include "torch/cuda/cuda_side.h"
@@ -52,6 +53,7 @@ struct BackendStats {
   std::string node_map_source;
   std::string options;
   std::map<std::string, int64_t> calls;           // as they arrived from torch
+  std::map<std::string, WorldCalls> world;        // those that the world backends carry
   isthmus::Stats path;                            // the two-tier path on all devices, with the backend's exact calls
   std::map<std::string, isthmus::Stats> devices;  // the two-tier path on each device: "cpu", "cuda:0"
   double ran_s = 0;                               // see SideStats
@@ -193,8 +195,10 @@ class BackendIsthmus final : public c10d::Backend {
   void require_equal_parts(const char* call, const std::vector<std::vector<at::Tensor>>& lists,
                            const std::vector<at::Tensor>& own, int root);
 
-  // Calls the side's world backend and watches its Work. During coalescing, the Work joins it.
-  WorkPtr forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call);
+  // Calls the side's world backend and watches its Work. During coalescing, the Work joins it. name, crossing: as which
+  // call it is counted, and what it carries over the node's border.
+  WorkPtr forward(Side& side, const char* name, BorderTraffic crossing,
+                  const std::function<WorkPtr(c10d::Backend&)>& call);
   // Does the same for an operation in two tiers.
   WorkPtr submit(Side& side, TwoTierCall call);
   bool open_group(c10d::Backend& world);  // returns whether one is open now; opens one only while coalescing
@@ -222,6 +226,7 @@ class BackendIsthmus final : public c10d::Backend {
 
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these; the timeout is under mutex_
   const Group group_;
+  const Border border_{group_.map, group_.rank};
   const std::string node_map_source_;
   const bool beyond_job_;
   const bool coalesces_;  // whether the CPU's world backend supports coalescing

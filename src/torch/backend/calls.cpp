@@ -3,6 +3,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "torch/backend/backend.h"
@@ -11,12 +13,39 @@
 
 namespace isthmus::torch_backend {
 
-WorkPtr BackendIsthmus::forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call) {
+namespace {
+
+// Returns the bytes of each rank's part of a tensor: of equal ones where there are no splits, which are of dimension 0.
+std::vector<int64_t> part_bytes(const at::Tensor& tensor, std::vector<int64_t> splits, int size) {
+  splits = splits.empty() ? std::vector<int64_t>(size, 1) : splits;
+  splits.resize(size);
+  const int64_t rows = std::max<int64_t>(std::accumulate(splits.begin(), splits.end(), int64_t{0}), 1);
+  for (int64_t& part : splits) {
+    part *= payload_bytes(tensor) / rows;
+  }
+  return splits;
+}
+
+BorderTraffic crossing_parts(const Border& border, const std::vector<int64_t>& sent_bytes,
+                             const std::vector<int64_t>& received_bytes) {
+  BorderTraffic crossing;
+  for (size_t peer = 0; peer < sent_bytes.size(); ++peer) {
+    crossing += border.send(sent_bytes[peer], static_cast<int>(peer));
+    crossing += border.receive(received_bytes[peer], static_cast<int>(peer));
+  }
+  return crossing;
+}
+
+}  // namespace
+
+WorkPtr BackendIsthmus::forward(Side& side, const char* name, BorderTraffic crossing,
+                                const std::function<WorkPtr(c10d::Backend&)>& call) {
   bool in_group = false;
   WorkPtr work = side.call_world([&](c10d::Backend& world) {
     in_group = side.abilities().groups && open_group(world);
     return call(world);
   });
+  counters_.count_world(name, crossing);
   // NCCL returns null Works for operations that run on the caller's stream alone.
   if (!work || !c10d::isP2POp(work->retrieveOpType())) {  // callers of sends and receives know the peer
     const uint64_t number = counters_.take_sequence_number();
@@ -106,7 +135,9 @@ WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::
   Side& side = arrived("broadcast", tensors);
   StandIns own("broadcast", tensors, side.abilities().checks_layouts ? nullptr : is_not_contiguous,
                /*written=*/options.rootRank != group_.rank);
-  return forward(side, [&](c10d::Backend& world) { return own.written_back(world.broadcast(own.tensors(), options)); });
+  const int root = static_cast<int>(options.rootRank);
+  return forward(side, "broadcast", border_.broadcast(payload_bytes(tensors), root),
+                 [&](c10d::Backend& world) { return own.written_back(world.broadcast(own.tensors(), options)); });
 }
 
 void BackendIsthmus::require_equal_parts(const char* call, const std::vector<std::vector<at::Tensor>>& lists,
@@ -129,22 +160,27 @@ void BackendIsthmus::require_equal_parts(const char* call, const std::vector<std
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                const c10d::GatherOptions& options) {
   Side& side = arrived("gather", inputs);
+  const int root = static_cast<int>(options.rootRank);
+  const BorderTraffic crossing = border_.gather(payload_bytes(inputs), group_.rank, root);
   if (side.abilities().checks_layouts) {
-    return forward(side, [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
+    return forward(side, "gather", crossing,
+                   [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
   }
-  require_equal_parts("gather", outputs, inputs, static_cast<int>(options.rootRank));
+  require_equal_parts("gather", outputs, inputs, root);
   const StandIns own("gather", inputs, is_not_contiguous, /*written=*/false);
   std::vector<at::Tensor> sources = at_least_1d(own.tensors());
   std::vector<std::vector<at::Tensor>> lists;
   for (const auto& list : outputs) {
     lists.push_back(at_least_1d(list));
   }
-  return forward(side, [&](c10d::Backend& world) { return world.gather(lists, sources, options); });
+  return forward(side, "gather", crossing, [&](c10d::Backend& world) { return world.gather(lists, sources, options); });
 }
 
 #if ISTHMUS_TORCH_HAS_GATHER_SINGLE
 WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
-  return forward(arrived("gather_single", input),
+  Side& side = arrived("gather_single", input);
+  return forward(side, "gather_single",
+                 border_.gather(payload_bytes(input), group_.rank, static_cast<int>(options.rootRank)),
                  [&](c10d::Backend& world) { return world.gather_single(output, input, options); });
 }
 #endif
@@ -152,22 +188,29 @@ WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, con
 WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                 const c10d::ScatterOptions& options) {
   Side& side = arrived("scatter", outputs);
+  const int root = static_cast<int>(options.rootRank);
+  const BorderTraffic crossing = border_.scatter(payload_bytes(outputs), group_.rank, root);
   if (side.abilities().checks_layouts) {
-    return forward(side, [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
+    return forward(side, "scatter", crossing,
+                   [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
   }
-  require_equal_parts("scatter", inputs, outputs, static_cast<int>(options.rootRank));
+  require_equal_parts("scatter", inputs, outputs, root);
   const StandIns own("scatter", outputs, is_not_contiguous);
   std::vector<at::Tensor> targets = at_least_1d(own.tensors());
   std::vector<std::vector<at::Tensor>> lists;
   for (const auto& list : inputs) {
     lists.push_back(at_least_1d(StandIns("scatter", list, is_not_contiguous, /*written=*/false).tensors()));
   }
-  return forward(side, [&](c10d::Backend& world) { return own.written_back(world.scatter(targets, lists, options)); });
+  return forward(side, "scatter", crossing,
+                 [&](c10d::Backend& world) { return own.written_back(world.scatter(targets, lists, options)); });
 }
 
 WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  return forward(arrived("alltoall_base", output), [&](c10d::Backend& world) {
+  Side& side = arrived("alltoall_base", output);
+  const BorderTraffic crossing = crossing_parts(border_, part_bytes(input, input_splits, group_.size),
+                                                part_bytes(output, output_splits, group_.size));
+  return forward(side, "alltoall_base", crossing, [&](c10d::Backend& world) {
     return world.alltoall_base(output, input, output_splits, input_splits, options);
   });
 }
@@ -176,12 +219,20 @@ WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std
 WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                  const c10d::AllToAllOptions& options) {
   Side& side = arrived("alltoall", inputs);
-  if (side.abilities().all_to_all_of_lists) {
-    return forward(side, [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
-  }
   const auto size = static_cast<size_t>(getSize());
   TORCH_CHECK_VALUE(outputs.size() == size && inputs.size() == size, "isthmus: all-to-all of ", inputs.size(),
                     " tensors into ", outputs.size(), " over ", size, " ranks: expected one for each rank");
+  std::vector<int64_t> sent_bytes;
+  std::vector<int64_t> received_bytes;
+  for (size_t rank = 0; rank < size; ++rank) {
+    sent_bytes.push_back(payload_bytes(inputs[rank]));
+    received_bytes.push_back(payload_bytes(outputs[rank]));
+  }
+  const BorderTraffic crossing = crossing_parts(border_, sent_bytes, received_bytes);
+  if (side.abilities().all_to_all_of_lists) {
+    return forward(side, "alltoall", crossing,
+                   [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
+  }
   std::vector<at::Tensor> flat_inputs;
   std::vector<int64_t> input_splits;
   std::vector<int64_t> output_splits;
@@ -198,7 +249,7 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
   at::Tensor input = at::cat(flat_inputs);
   at::Tensor output = at::empty({output_elements}, input.options());
   auto parts_elements = output_splits;  // Gloo empties the vectors
-  return forward(side, [&](c10d::Backend& world) {
+  return forward(side, "alltoall", crossing, [&](c10d::Backend& world) {
     const auto work = world.alltoall_base(output, input, output_splits, input_splits, options);
     return followed_by(work, outputs, [output, outputs, parts_elements] {
       const auto parts = output.split_with_sizes(parts_elements);
@@ -210,17 +261,20 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
 }
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
-  return forward(arrived("send", tensors, /*is_collective=*/false),
+  Side& side = arrived("send", tensors, /*is_collective=*/false);
+  return forward(side, "send", border_.send(payload_bytes(tensors), destination),
                  [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
-  return forward(arrived("recv", tensors, /*is_collective=*/false),
+  Side& side = arrived("recv", tensors, /*is_collective=*/false);
+  return forward(side, "recv", border_.receive(payload_bytes(tensors), source),
                  [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  return forward(arrived("recvAnysource", tensors, /*is_collective=*/false),
+  Side& side = arrived("recvAnysource", tensors, /*is_collective=*/false);
+  return forward(side, "recvAnysource", {},  // nobody knows yet from where
                  [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 
@@ -234,7 +288,7 @@ WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
     own.device_ids.push_back(bound->index());
   }
   const WorkPtr earlier = side.submitted();  // the world backend does not know these calls
-  WorkPtr passed = forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
+  WorkPtr passed = forward(side, "barrier", {}, [&](c10d::Backend& world) { return world.barrier(own); });
   if (!earlier) {
     return passed;
   }

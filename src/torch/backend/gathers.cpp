@@ -80,7 +80,8 @@ WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor 
   }
   output = at_least_1d(output);
   input = at_least_1d(input);
-  return forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
+  return forward(side, "_allgather_base", border_.all_gather(payload_bytes(input)),
+                 [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 
 WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -100,7 +101,8 @@ WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs,
       return submit_gather(side, output, inputs[0], options.timeout, unit);
     }
   }
-  return forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
+  return forward(side, "allgather", border_.all_gather(payload_bytes(inputs)),
+                 [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
@@ -115,7 +117,8 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
     std::vector<at::Tensor> gathered = at_least_1d(outputs);
     std::vector<at::Tensor> shards = at_least_1d(inputs);
     return forward(
-        side, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(gathered, shards, options); });
+        side, "allgather_into_tensor_coalesced", border_.all_gather(payload_bytes(inputs)),
+        [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(gathered, shards, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -133,7 +136,8 @@ WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>
       !inputs.empty() && outputs.size() == static_cast<size_t>(group_.size) &&
       std::all_of(outputs.begin(), outputs.end(), [&](const auto& of_rank) { return of_rank.size() == inputs.size(); });
   if (side.abilities().coalesced_gathers || !fits) {
-    return forward(side, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
+    return forward(side, "allgather_coalesced", border_.all_gather(payload_bytes(inputs)),
+                   [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -142,7 +146,8 @@ WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>
     for (const auto& of_rank : outputs) {
       gathered[0].push_back(of_rank[i]);
     }
-    works.push_back(forward(side, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
+    works.push_back(forward(side, "allgather_coalesced", border_.all_gather(payload_bytes(input)),
+                            [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
   }
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::ALLGATHER_COALESCED, std::move(works),
                                            group_.size == 1 ? c10::IValue(outputs[0]) : c10::IValue(outputs));

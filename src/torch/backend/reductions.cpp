@@ -104,7 +104,10 @@ WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::
   }
   StandIns own("allreduce", tensors, side.abilities().checks_layouts ? nullptr : has_gaps);
   premultiply_in_place(own.tensors(), options.reduceOp, side.abilities());
-  return forward(side, [&](c10d::Backend& world) {
+  const bool is_sparse = !tensors.empty() && tensors[0].is_sparse();  // Gloo gathers what all have
+  const int64_t bytes = payload_bytes(tensors);
+  const BorderTraffic crossing = is_sparse ? border_.all_gather(bytes) : border_.all_reduce(bytes);
+  return forward(side, "allreduce", crossing, [&](c10d::Backend& world) {
     return own.written_back(world.allreduce(own.tensors(), with_plain_sum(options, side.abilities())));
   });
 }
@@ -112,7 +115,8 @@ WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::
 WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
   Side& side = arrived("allreduce_sparse", tensors);
   counters_.count_exact(Reason::kSparse);
-  return forward(side, [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
+  return forward(side, "allreduce_sparse", border_.all_gather(payload_bytes(tensors)),  // as Gloo does it
+                 [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
 }
 
 WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
@@ -130,7 +134,8 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   }
   if (works.empty() || !plain.empty()) {
     premultiply_in_place(plain, options.reduceOp, side.abilities());
-    works.push_back(forward(side, [&](c10d::Backend& world) {
+    const BorderTraffic crossing = border_.all_reduce(payload_bytes(plain));
+    works.push_back(forward(side, "allreduce_coalesced", crossing, [&](c10d::Backend& world) {
       return world.allreduce_coalesced(plain, with_plain_sum(options, side.abilities()));
     }));
   }
@@ -145,7 +150,8 @@ WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::Red
   for (auto& tensor : own.tensors()) {
     tensor = premultiplied(tensor, options.reduceOp, side.abilities());
   }
-  return forward(side, [&](c10d::Backend& world) {
+  const BorderTraffic crossing = border_.reduce(payload_bytes(tensors), static_cast<int>(options.rootRank));
+  return forward(side, "reduce", crossing, [&](c10d::Backend& world) {
     return own.written_back(world.reduce(own.tensors(), with_plain_sum(options, side.abilities())));
   });
 }
@@ -164,7 +170,7 @@ WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::ve
     }
   }
   StandIns own("reduce_scatter", outputs, needs_stand_in);
-  return forward(side, [&](c10d::Backend& world) {
+  return forward(side, "reduce_scatter", border_.reduce_scatter(payload_bytes(outputs)), [&](c10d::Backend& world) {
     return own.written_back_by_waiter(
         world.reduce_scatter(own.tensors(), products, with_plain_sum(options, side.abilities())));
   });
@@ -178,9 +184,10 @@ WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
   }
   at::Tensor shard = at_least_1d(output);
   at::Tensor product = at_least_1d(premultiplied(input, options.reduceOp, side.abilities()));
-  return forward(side, [&](c10d::Backend& world) {
-    return world._reduce_scatter_base(shard, product, with_plain_sum(options, side.abilities()));
-  });
+  return forward(side, "_reduce_scatter_base", border_.reduce_scatter(payload_bytes(output)),
+                 [&](c10d::Backend& world) {
+                   return world._reduce_scatter_base(shard, product, with_plain_sum(options, side.abilities()));
+                 });
 }
 
 WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
@@ -203,7 +210,8 @@ WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>&
     }
   }
   if (works.empty() || !plain_outputs.empty()) {
-    works.push_back(forward(side, [&](c10d::Backend& world) {
+    const BorderTraffic crossing = border_.reduce_scatter(payload_bytes(plain_outputs));
+    works.push_back(forward(side, "reduce_scatter_tensor_coalesced", crossing, [&](c10d::Backend& world) {
       return world.reduce_scatter_tensor_coalesced(plain_outputs, plain_inputs,
                                                    with_plain_sum(options, side.abilities()));
     }));

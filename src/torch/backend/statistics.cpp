@@ -90,6 +90,7 @@ BackendStats BackendIsthmus::stats() {
   stats.options = group_.options.to_string();
   const CallCounters::Counts counts = counters_.counts();
   stats.calls = counts.calls;
+  stats.world = counts.world;
   for (Side* side : sides_) {
     if (auto device = side->stats()) {
       add(device->path, stats.path);

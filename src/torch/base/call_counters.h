@@ -7,8 +7,15 @@
 #include <string>
 
 #include "isthmus/reason.h"
+#include "torch/base/border.h"
 
 namespace isthmus::torch_backend {
+
+// Calls that a world backend carries, and what they send and receive over the border of this rank's node.
+struct WorldCalls {
+  int64_t calls = 0;
+  BorderTraffic crossing;
+};
 
 // Any thread may call any method. One lock guards all counters; nothing else is locked under it.
 class CallCounters {
@@ -33,8 +40,17 @@ class CallCounters {
     ++counts_.exact_calls[reason];
   }
 
+  // Counts a call that a world backend has taken.
+  void count_world(const char* call, BorderTraffic crossing) {
+    const std::lock_guard lock(mutex_);
+    WorldCalls& counted = counts_.world[call];
+    ++counted.calls;
+    counted.crossing += crossing;
+  }
+
   struct Counts {
     std::map<std::string, int64_t> calls;
+    std::map<std::string, WorldCalls> world;
     std::map<Reason, int64_t> exact_calls;
   };
   Counts counts() const {

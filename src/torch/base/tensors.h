@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
 
 #include "isthmus/buffer.h"
 
@@ -62,6 +63,21 @@ inline const c10d::NCCLPreMulSumSupplement* premultiplier(const c10d::ReduceOp& 
   const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(factor != nullptr, "isthmus: a PREMUL_SUM without a factor");
   return factor;
+}
+
+// Returns the bytes that a call has to carry of a tensor, whatever its strides; those of a sparse one's entries.
+inline int64_t payload_bytes(const at::Tensor& tensor) {
+  if (tensor.layout() == at::kSparse) {
+    return payload_bytes(tensor._indices()) + payload_bytes(tensor._values());
+  }
+  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
+}
+inline int64_t payload_bytes(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    bytes += payload_bytes(tensor);
+  }
+  return bytes;
 }
 
 // Returns the memory of a contiguous tensor.

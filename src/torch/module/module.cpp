@@ -241,15 +241,24 @@ py::dict to_dict(const isthmus::Stats& path) {
                   "units"_a = units);
 }
 
+py::dict to_dict(const std::map<std::string, WorldCalls>& world) {
+  py::dict calls;
+  for (const auto& [call, counted] : world) {
+    calls[call.c_str()] = py::dict("calls"_a = counted.calls, "sent_bytes"_a = counted.crossing.sent_bytes,
+                                   "received_bytes"_a = counted.crossing.received_bytes);
+  }
+  return calls;
+}
+
 py::dict to_dict(const BackendStats& stats) {
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
     devices[device.c_str()] = to_dict(path);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "ran_s"_a = stats.ran_s,
-                  "waited_s"_a = stats.waited_s, "devices"_a = devices, "one_tier"_a = stats.one_tier,
-                  "notes"_a = stats.notes);
+                  "options"_a = stats.options, "calls"_a = stats.calls, "world"_a = to_dict(stats.world),
+                  **to_dict(stats.path), "ran_s"_a = stats.ran_s, "waited_s"_a = stats.waited_s, "devices"_a = devices,
+                  "one_tier"_a = stats.one_tier, "notes"_a = stats.notes);
 }
 
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,

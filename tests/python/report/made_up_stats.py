@@ -44,6 +44,7 @@ def group(**changes: Any) -> dict[str, Any]:
         "node_map_source": "option nodes",
         "options": "codec=quant",
         "calls": {"_reduce_scatter_base": 1},
+        "world": {},
         "collectives": collectives,
         "codec": {"encoded_elements": 1000},
         "weights": {"gathers": 0, "whole": {}},

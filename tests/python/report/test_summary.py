@@ -34,6 +34,25 @@ def test_bytes_and_what_they_would_have_been() -> None:
     assert exact.exact_bytes == 10_000
 
 
+def test_what_the_world_backend_carries_crosses_too() -> None:
+    def world(**sent_bytes: int) -> dict[str, Any]:
+        counted = {call: {"calls": 1, "sent_bytes": sent, "received_bytes": sent} for call, sent in sent_bytes.items()}
+        return made_up.group(world=counted)
+
+    gathers = crossing(world(allgather=10_000, barrier=0))
+    assert (gathers.sent_bytes, gathers.exact_bytes) == (20_000, 21_500)
+    assert (gathers.weights_share, gathers.gradients_share) == (pytest.approx(0.975), pytest.approx(0.025))
+    text = lines(world(alltoall_base=90_000, broadcast=500))
+    assert text[1] == (
+        "between nodes: 100 kB (500 B reduce-scatters, 9.5 kB weights and other gathers, "
+        "by the world backend 90 kB alltoall_base, 500 B broadcast)"
+    )
+    assert text[2] == "exact it would have been 102 kB: 1.01 times as much"
+    assert text[-1] == "alltoall_base is 90% of what crosses through Isthmus, and exact"
+    alone = lines(made_up.empty(world={"send": {"calls": 1, "sent_bytes": 7, "received_bytes": 0}}))
+    assert alone[1] == "between nodes: 7 B (by the world backend 7 B send)"
+
+
 def test_one_screen() -> None:
     units = [made_up.unit(f"layers.{index}") for index in range(40)]
     units += [made_up.unit("norm", codec="none", settings="", reason="below min_elements", relative_squared_error=None)]
@@ -49,8 +68,8 @@ def test_one_screen() -> None:
         "40 x reduce_scatter (layers.0, layers.1, layers.10, ...; 80,000 elements): quant bits=4; 4 bits an element, "
         "relative squared error 0.01",
         "1 x reduce_scatter (norm; 2,000 elements): exact (below min_elements)",
-        "weights are 95% of what crosses. To try: HSDP (no weights cross), reshard_after_forward=<ranks of a node> "
-        '(once a step), weights="delta" (differences): docs/choosing.md',
+        "weights are 95% of what crosses through Isthmus. To try: HSDP (no weights cross), "
+        'reshard_after_forward=<ranks of a node> (once a step), weights="delta" (differences): docs/choosing.md',
     ]
 
 
@@ -61,13 +80,13 @@ def test_many_settings_end_with_their_number() -> None:
 
 def test_advice_follows_what_dominates() -> None:
     gradients = made_up.group()["collectives"] | {"all_gather": made_up.collective()}
-    assert "gradients are 100% of what crosses" in lines(made_up.group(collectives=gradients))[-1]
+    assert "gradients are 100% of what crosses through Isthmus" in lines(made_up.group(collectives=gradients))[-1]
     assert lines(made_up.group(waited_s=0.5))[-1].startswith("to try: nothing.")
     assert 'weights="delta"' in lines(made_up.group())[-1]
     in_use = lines(made_up.group(weights={"gathers": 3, "whole": {}}))[-1]
     assert "HSDP" in in_use and "delta" not in in_use
     nothing = lines(made_up.empty())
-    assert "nothing crossed between nodes in two tiers" in nothing
+    assert "nothing crossed between nodes" in nothing
     assert nothing[-1].startswith("no gradient was compressed: nothing was reduced yet")
 
 
