@@ -54,7 +54,6 @@ class Links:
 
 #: Used where nothing else is known. Speeds have no default.
 _DEFAULTS = {"nodes": 2, "ranks_per_node": 8, "inter_latency_us": 20.0, "intra_latency_us": 5.0}
-_HOW = "give --inter and --intra, as `isthmus topo --measure` prints them, or --machine FILE"
 #: A source, and facts by the names of `Cluster`'s and `Links`' fields; None: not known.
 Facts = tuple[str, Mapping[str, float | None]]
 
@@ -96,7 +95,10 @@ def resolve(options: Facts, machine: Facts) -> tuple[Cluster, Links, Mapping[str
         ("intra_gbit_s", "within a node", cluster.ranks_per_node > 1),
     ):
         if name not in values and is_needed:
-            raise ValueError(f"the speed of links {where} is not known ({machine[0]}): {_HOW}")
+            option = f"--{name.partition('_')[0]}"
+            how = f"give {option}, as `isthmus topo --measure` prints it"
+            how += "" if machine[1] else ", or --machine FILE"
+            raise ValueError(f"the speed of links {where} is not known ({machine[0]}): {how}")
         values.setdefault(name, FASTEST_LINK)
     return cluster, Links(**values), sources
 

@@ -239,14 +239,14 @@ def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus(machine)
     ("file", "given", "source"),
     [
         ("dgx-a100.nccl.xml", [], "dgx-a100 (nccl xml)"),
-        ("power8-gpu.hwloc.xml", ["--inter", "100gbit", "--ranks-per-node", "2"], "power8-gpu (hwloc xml)"),
+        ("power8-p100.hwloc.xml", ["--inter", "100gbit", "--ranks-per-node", "2"], "power8-p100 (hwloc xml)"),
         ("dgx-h100.topo.txt", GIVEN, "dgx-h100 (nvidia-smi topo -m)"),
     ],
 )
 def test_recorded_machines_of_all_formats_are_read(file, given, source):
     found = report("--preset", "llama2-7b", "--machine", ROOT / "topology/machines" / file, *given)
     assert found["sources"]["ranks_per_node"] == ("given" if "--ranks-per-node" in given else source)
-    expected = {"dgx-a100.nccl.xml": 2400.0, "power8-gpu.hwloc.xml": 320.0}.get(file, 600.0)
+    expected = {"dgx-a100.nccl.xml": 2400.0, "power8-p100.hwloc.xml": 320.0}.get(file, 600.0)
     assert found["links"]["intra_gbit_s"] == expected
 
 
