@@ -170,6 +170,18 @@ struct Rails {
 // no GPU. Throws TopologyError where there are more ranks than GPUs, or none.
 Rails find_rails(const Machine& machine, std::optional<int> ranks_per_node = {});
 
+// Machines without fast links between all GPUs have islands, which can be nodes. gpus: places in the machine's list.
+// by: what joins those of one: "NVLink", "XGMI" or "XeLink", else a "PCIe switch", else a "NUMA node"; "": nothing
+// joins any two. distance: of the farthest two GPUs of different islands. gbit_s: what a GPU sends to other islands at
+// most, while all do; links between sockets are not in it.
+struct Islands {
+  std::vector<std::vector<int>> gpus;
+  std::string by;
+  std::string distance;
+  std::optional<double> gbit_s;
+};
+Islands find_islands(const Machine& machine);
+
 // The places of the NICs that rails run over: those with RDMA, if any, and among these none that is far slower than the
 // best.
 std::vector<int> rail_nics(const Machine& machine);

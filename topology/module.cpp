@@ -109,6 +109,13 @@ py::tuple rails(const Machine& machine, std::optional<int> ranks_per_node) {
   return py::make_tuple(each(found.rails, describe), found.notes);
 }
 
+py::dict islands(const Machine& machine) {
+  const Islands found = find_islands(machine);
+  const auto ids = [&](const std::vector<int>& gpus) { return each(gpus, [&](int gpu) { return machine.id(gpu); }); };
+  return py::dict("gpus"_a = each(found.gpus, ids), "by"_a = text(found.by), "distance"_a = text(found.distance),
+                  "gbit_s"_a = found.gbit_s);
+}
+
 PYBIND11_MODULE(_topology, module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   module.doc() = "What machines look like.";
@@ -117,6 +124,7 @@ PYBIND11_MODULE(_topology, module) {
   py::register_local_exception<TopologyError>(module, "TopologyError", PyExc_ValueError);
   py::class_<Machine>(module, "Machine")
       .def_property_readonly("facts", &facts)
+      .def_property_readonly("islands", &islands)
       .def("rails", &rails, "ranks_per_node"_a = py::none());
   module.def("nvml", &nvml_facts);
   module.def("read_machine", &read_machine, unlocked, "path"_a);

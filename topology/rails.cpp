@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 #include "topology/machine.h"
 
@@ -172,6 +174,69 @@ Rails find_rails(const Machine& machine, std::optional<int> ranks_per_node) {
   if (std::ranges::any_of(found.rails, [](const Rail& rail) { return !rail.speed_gbit_s; })) {
     found.notes.emplace_back("the speed of a rail's NIC is unknown: measure it, or give it");
   }
+  return found;
+}
+
+Islands find_islands(const Machine& machine) {
+  const int num_gpus = static_cast<int>(machine.gpus.size());
+  const auto joined_by = [&](int nearest, int farthest, bool numa) {
+    std::vector<int> island(num_gpus);
+    std::iota(island.begin(), island.end(), 0);
+    for (int a = 0; a < num_gpus; ++a) {
+      for (int b = 0; b < a; ++b) {
+        const int far = farness(machine.link(a, b).kind);
+        const auto &one = machine.gpus[a].numa_node, &other = machine.gpus[b].numa_node;
+        if (((far >= nearest && far <= farthest) || (numa && one && one == other)) && island[a] != island[b]) {
+          std::ranges::replace(island, std::max(island[a], island[b]), std::min(island[a], island[b]));
+        }
+      }
+    }
+    std::map<int, std::vector<int>> gpus;
+    for (int gpu = 0; gpu < num_gpus; ++gpu) {
+      gpus[island[gpu]].push_back(gpu);
+    }
+    std::vector<std::vector<int>> found;
+    for (const auto& [first, members] : gpus) {
+      found.push_back(members);
+    }
+    return found;
+  };
+  std::string fast;
+  for (int pair = 0; pair < num_gpus * num_gpus && fast.empty(); ++pair) {
+    const std::string& kind = machine.link(pair / num_gpus, pair % num_gpus).kind;
+    fast = is_fast(kind) ? kind.starts_with("NV") ? "NVLink" : kind : "";
+  }
+  Islands found;
+  for (const auto& [by, nearest, farthest, numa] :
+       {std::tuple(fast.c_str(), -1, -1, false), {"PCIe switch", 0, 1, false}, {"NUMA node", 0, 3, true}}) {
+    found.gpus = joined_by(nearest, farthest, numa);
+    if (static_cast<int>(found.gpus.size()) < num_gpus) {
+      found.by = by;
+      break;
+    }
+  }
+  if (found.gpus.size() < 2) {
+    return found;
+  }
+  int farthest = 0;
+  std::vector<Path> ways;
+  for (const std::vector<int>& island : found.gpus) {
+    const int beyond = found.gpus[&island == &found.gpus[0] ? 1 : 0][0];
+    for (const int gpu : island) {
+      ways.push_back(between(machine.path(gpu), machine.path(beyond)));
+      std::erase_if(ways.back(), [&](const Place* place) {  // the other's half of the way
+        return std::ranges::count(machine.path(gpu), place) == 0;
+      });
+      for (int other = 0; other < num_gpus; ++other) {
+        if (std::ranges::count(island, other) == 0 && farness(machine.link(gpu, other).kind) >= farthest) {
+          farthest = farness(machine.link(gpu, other).kind);
+          found.distance = machine.link(gpu, other).kind;
+        }
+      }
+    }
+  }
+  const double slowest = std::ranges::min(bounds_of(ways));
+  found.gbit_s = slowest < kMostGbitS ? std::optional(slowest) : std::nullopt;
   return found;
 }
 

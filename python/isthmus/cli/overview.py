@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from isthmus.group.nodes.islands import advice
 from isthmus.group.nodes.node_map import ranks_by_value
 from isthmus.group.rails import Facts, count, devices_by_id, fast_links_in_words, in_gbit_s, is_fast
 from isthmus.plan.assumptions import slowest
@@ -48,7 +49,7 @@ def overview(machine: Machine, nodes_text: str | None) -> Facts:
     else:
         rails, told = [], ["nodes of unequal size have no rails: every collective takes the exact path"]
     notes = list(dict.fromkeys((*facts["notes"], *domain_notes, *told)))
-    return {"schema": SCHEMA, **facts, "rails": rails, "nodes": nodes, "notes": notes}
+    return {"schema": SCHEMA, **facts, "rails": rails, "nodes": nodes, "islands": machine.islands, "notes": notes}
 
 
 def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
@@ -86,6 +87,8 @@ def _parts(view: Facts) -> Iterator[Text | Tree | Table]:
         yield from (blank, *_node_lines(view["nodes"]))
     if view["notes"]:
         yield from (blank, Text("Notes", "bold"), *(Text(f"- {note}") for note in view["notes"]))
+    if text := advice(view["islands"]):
+        yield from (blank, Text(text))
 
 
 def _gbit_s(speed: float | None) -> str:

@@ -230,6 +230,43 @@ TEST(Kinds, AreReadForWhatTheySay) {
   }
 }
 
+// "0 1|2 3 by PCIe switch, SYS 126".
+std::string islands_of(const std::string& contents) {
+  const Islands found = find_islands(parse(contents));
+  std::ostringstream text;
+  for (const std::vector<int>& island : found.gpus) {
+    text << (&island == &found.gpus[0] ? "" : "|");
+    for (const int gpu : island) {
+      text << (gpu == island[0] ? "" : " ") << gpu;
+    }
+  }
+  text << " by " << found.by << ", " << found.distance << ' ' << found.gbit_s.value_or(0);
+  return text.str();
+}
+
+TEST(Islands, AreJoinedByFastLinksElseASwitchElseANumaNode) {
+  const std::string two = pci("10", kBridge, pci("11", kNvidiaGpu) + pci("12", kNvidiaGpu));
+  const std::string others = pci("20", kBridge, pci("21", kNvidiaGpu) + pci("22", kNvidiaGpu));
+  const std::string far = pci("31", kNvidiaGpu) + pci("32", kNvidiaGpu);
+  EXPECT_EQ(islands_of(nccl(cpu(0, two + others))),
+            "0 1|2 3 by PCIe switch, PHB 252.061");  // each GPU half of its switch's link
+  EXPECT_EQ(islands_of(nccl(cpu(0, two) + cpu(1, others))), "0 1|2 3 by PCIe switch, SYS 252.061");
+  EXPECT_EQ(islands_of(nccl(cpu(0, far) + cpu(1, all_replaced(far, ":3", ":4")))), "0 1|2 3 by NUMA node, SYS 504.123");
+  EXPECT_EQ(islands_of(nccl(cpu(0, far) + cpu(1, pci("41", kNvidiaGpu)))), "0 1|2 by NUMA node, SYS 504.123");
+  EXPECT_EQ(islands_of(nccl(cpu(0, two))), "0 1 by PCIe switch,  0");
+  EXPECT_EQ(islands_of(nccl(cpu(0, pci("11", kNvidiaGpu)) + cpu(1, pci("21", kNvidiaGpu)))), "0|1 by , SYS 504.123");
+  EXPECT_EQ(islands_of(nccl(cpu(0, pci("11", kRoce)))), " by ,  0");
+  // NVLink bridges across sockets come before all else, and so does XGMI.
+  EXPECT_EQ(islands_of(eight_devices(matrix("NVLinkBandwidth", "0 0 50000 0 0 0 0 50000 50000 0 0 0 0 50000 0 0 "))),
+            "0 2|1 3 by NVLink, SYS 126.031");
+  EXPECT_EQ(islands_of(nccl(cpu(0, amd(1, "02", "942") + amd(2, "01", "942")) +
+                            cpu(1, amd(3, "04", "942") + amd(4, "03", "942")))),
+            "0 1|2 3 by XGMI, SYS 504.123");
+  EXPECT_EQ(islands_of("GPU0 GPU1 GPU2 CPU Affinity NUMA Affinity\nGPU0 X SYS SYS 0-7 0\nGPU1 SYS X SYS 0-7 0\n"
+                       "GPU2 SYS SYS X 8-15 1\n"),
+            "0 1|2 by NUMA node, SYS 0");
+}
+
 TEST(Kinds, ThatAreNotReadSayWhatIs) {
   expect_refused("===== ROCm System Management Interface =====\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n",
                  "is what rocm-smi prints, which names no NICs: expected hwloc XML");

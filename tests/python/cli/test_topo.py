@@ -74,7 +74,7 @@ def test_recorded_machines_are_read(name):
 def test_json():
     values = json.loads(topo("--from", G5, "--json"))
     kinds = ["sockets", "numa_nodes", "gpus", "nics", "links", "pcie"]
-    assert list(values) == ["schema", "name", "source", *kinds, "notes", "rails", "nodes"]
+    assert list(values) == ["schema", "name", "source", *kinds, "notes", "rails", "nodes", "islands"]
     assert (values["schema"], values["name"], values["source"]) == (3, "aws-g5-12xlarge", "nccl xml")
     nic = {"kind": "nic", "bus_id": "0000:00:05.0", "devices": ["NIC0"], "link_speed_gbit_s": None}
     assert values["pcie"][0]["children"][0] == nic | {"numa_node": None, "children": []}
@@ -124,7 +124,7 @@ def test_many_nodes_are_not_all_named():
 
 def test_a_multi_node_nvlink_domain_is_noted():
     gpu = {"index": 0, "fabric": {"cluster": "c0ffee", "clique": 3}}
-    machine = SimpleNamespace(facts={"gpus": [gpu, gpu], "notes": []}, rails=lambda: ([], []))
+    machine = SimpleNamespace(facts={"gpus": [gpu, gpu], "notes": []}, rails=lambda: ([], []), islands={})
     assert overview(machine, None)["notes"] == [
         "NVLink domain c0ffee, clique 3: where it spans several machines, they are one node"
     ]
