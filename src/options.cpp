@@ -75,8 +75,9 @@ std::vector<OptionField> codec_rows() {
 std::vector<OptionField> first_rows() {
   return {
       {.name = "nodes",  // NodeMap::parse decides what is in range: the world's size is unknown here
-       .range = "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
-       .help = "Which ranks share a node; empty: found from the launcher, or the machine.",
+       .range = "NODESxRANKS (\"2x4\"), ranks by node (\"0,1|2,3\"), or \"islands\"",
+       .help = "Which ranks share a node; empty: found from the launcher, or the machine; islands: GPUs of a host that "
+               "NVLinks, else a PCIe switch, else a NUMA node joins.",
        .member = &Options::nodes},
       rows::choice_field("codec", &Options::codec, codec_names(),
                          "What compresses the gradients that cross between nodes."),

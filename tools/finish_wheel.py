@@ -2,8 +2,8 @@
 
 The compiled module fits one torch, in any patch release: the wheel's version names it (isthmus 0.1.0+torch2.11.cu130),
 and its requirements demand it. The tier over MPI is left out, which fits the MPI of this machine alone. auditwheel
-names the oldest platform that the rest runs on, and puts hwloc and Expat inside; libraries of torch and NVIDIA stay
-outside, where pip has put them.
+names the oldest platform that the rest runs on, and puts hwloc and what else that platform lacks inside, each with the
+license that its package has on this system; libraries of torch and NVIDIA stay outside, where pip has put them.
 """
 
 from __future__ import annotations
@@ -63,14 +63,33 @@ def finish(wheel: Path, output: Path) -> None:
         run(sys.executable, "-m", "wheel", "pack", "--dest-dir", str(packed), str(tree))
         (built,) = packed.iterdir()
         excluded = [argument for name in OUTSIDE for argument in ("--exclude", name)]
-        run("auditwheel", "repair", *excluded, "--wheel-dir", str(output), str(built))
+        run("auditwheel", "repair", *excluded, "--wheel-dir", scratch, str(built))
+        (repaired,) = Path(scratch).glob("*.whl")
+        run(sys.executable, "-m", "wheel", "unpack", "--dest", f"{scratch}/repaired", str(repaired))
+        (tree,) = Path(scratch, "repaired").iterdir()
+        (licenses,) = (folder / "licenses" for folder in tree.glob("*.dist-info"))
+        licenses.mkdir(exist_ok=True)
+        for library in tree.glob("*.libs/*"):
+            name = re.sub(r"-[0-9a-f]{8}(?=\.so)", "", library.name)  # auditwheel's mark
+            (licenses / f"{name.partition('.')[0]}.txt").write_text(license_of(name))
+        output.mkdir(parents=True, exist_ok=True)
+        run(sys.executable, "-m", "wheel", "pack", "--dest-dir", str(output), str(tree))
 
 
-def run(*command: str) -> None:
-    """Run a command; end the program with what it says if it fails."""
+def license_of(library: str) -> str:
+    """Return the copyright and licenses of the Debian package that a library, libexpat.so.1.8.10, is of."""
+    package = run("dpkg-query", "--search", f"*/{library}").partition(":")[0]
+    text = Path("/usr/share/doc", package, "copyright").read_text()
+    named = sorted(set(re.findall(r"/usr/share/common-licenses/[\w.-]*\w", text)))
+    return "\n".join([text, *(f"{path}:\n\n{Path(path).read_text()}" for path in named)])
+
+
+def run(*command: str) -> str:
+    """Run a command and return its output; end the program with what it says if it fails."""
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
+    return result.stdout
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ namespace isthmus::topology {
 namespace {
 
 Gpu gpu(hwloc_obj_t object) {
-  static const std::regex kNumbered("(nvml|cuda|rsmi)([0-9]{1,5})");
+  static const std::regex kNumbered("(nvml|cuda|rsmi|ze)([0-9]{1,5})");
   Gpu found;
   found.bus_id = bus_id(object);
   found.model = gpu_model(object->attr->pcidev.vendor_id, object->attr->pcidev.device_id);
@@ -90,8 +90,23 @@ class Reader {
     Place root{"host bridge", "", -1, {}, {}};
     if (machine_.numa_nodes.size() == 1) {
       root.numa_node = machine_.numa_nodes[0].index;
-    } else if (processors->nodeset != nullptr && hwloc_bitmap_weight(processors->nodeset) == 1) {
-      root.numa_node = hwloc_bitmap_first(processors->nodeset);
+    } else if (processors->nodeset != nullptr) {
+      // Of a package's nodes the first: others are memory of another kind, or parts of the package that no file tells.
+      std::vector<int> nodes;
+      for (const NumaNode& node : machine_.numa_nodes) {
+        if (!node.cpus.empty() && hwloc_bitmap_isset(processors->nodeset, static_cast<unsigned>(node.index)) != 0) {
+          nodes.push_back(node.index);
+        }
+      }
+      const bool is_in_package = machine_.sockets.size() == 1 || processors->type == HWLOC_OBJ_PACKAGE ||
+                                 hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, processors) != nullptr;
+      if (nodes.size() == 1 || (!nodes.empty() && is_in_package)) {
+        root.numa_node = nodes[0];
+      }
+      if (root.numa_node && nodes.size() > 1) {
+        machine_.note("devices beside NUMA nodes of one package are taken to be in the first, node " +
+                      std::to_string(nodes[0]));
+      }
     }
     return machine_.add(root);
   }
@@ -117,13 +132,16 @@ class Reader {
       require(child->type == HWLOC_OBJ_OS_DEVICE, 0, "has a PCI device below another one");
     }
     const int class_code = object->attr->pcidev.class_id, vendor = object->attr->pcidev.vendor_id;
-    if (is_gpu(class_code, vendor == 0 ? -1 : vendor)) {
+    const int device = object->attr->pcidev.device_id;
+    if (is_gpu(class_code, vendor == 0 ? -1 : vendor, device)) {
+      const std::optional<double> speed = has_c2c(vendor, device) ? std::nullopt : link_speed(object);
       machine_.gpus.push_back(gpu(object));
-      machine_.gpus.back().place = machine_.add({"gpu", bus_id(object), above, link_speed(object), {}});
+      machine_.gpus.back().place = machine_.add({"gpu", bus_id(object), above, speed, {}});
     } else if (is_nic(class_code) || object->io_arity > 0) {
       functions_.push_back({object, adapter(object, above)});
     } else if (class_code >> 8 == 0x12 || class_code == 0x0302 || class_code == 0x0380) {
-      machine_.note("left out: the accelerator at " + bus_id(object) + ", as GPUs of NVIDIA and AMD alone are known");
+      machine_.note("left out: the accelerator at " + bus_id(object) +
+                    ", as GPUs of NVIDIA, AMD and Intel alone are known");
     }
   }
 
@@ -257,7 +275,7 @@ Machine discover(const NvmlFacts& nvml, const std::string& sys) {
   if (is_here) {
     take_gpus(machine, nvml);
   } else {
-    read_nvlinks(machine, topology.get());
+    read_fast_links(machine, topology.get());
   }
   if (is_here && hwloc_get_next_pcidev(topology.get(), nullptr) == nullptr) {
     machine.note("sysfs shows no PCIe bus: distances are those between NUMA nodes");

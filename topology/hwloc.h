@@ -29,8 +29,8 @@ struct Sysfs {
 Topology new_topology();
 // Processors, the PCIe tree, GPUs and NICs of a loaded topology, which finish() has not seen.
 Machine read_objects(hwloc_topology_t topology, const Sysfs& sysfs);
-// Adds the NVLinks that hwloc recorded to a machine's GPUs.
-void read_nvlinks(Machine& machine, hwloc_topology_t topology);
+// Adds the fast links that hwloc recorded to a machine's GPUs.
+void read_fast_links(Machine& machine, hwloc_topology_t topology);
 
 // A set of numbers, from a mask such as "0x0000000f" or "ff,ffff0000"; empty for what is none.
 Bitmap set_of_mask(const std::string& mask);
@@ -52,7 +52,7 @@ struct Function {
 void read_nics(Machine& machine, const Sysfs& sysfs, const std::vector<Function>& functions,
                const std::vector<std::string>& loose);
 
-// PCIe's numbers. vendor, class_code (16 bits, such as 0x0302): -1 where unknown.
+// PCIe's numbers. vendor, device, class_code (16 bits, such as 0x0302): -1 where unknown.
 
 // One end of a PCIe link: speed and width, as sysfs and NCCL have them: "16.0 GT/s PCIe", "8 GT/s"; "16".
 struct LinkEnd {
@@ -63,12 +63,16 @@ struct LinkEnd {
 // number of a link, as "Unknown" and 255 lanes, is unknown.
 std::optional<double> pcie_gbit_s(const LinkEnd& one, const LinkEnd& other = {});
 
-// Whether a device computes. Consoles of the board's controller do not.
-bool is_gpu(int class_code, int vendor);
+// Whether a device computes. Consoles of a server's board do not.
+bool is_gpu(int class_code, int vendor, int device);
 // The name of a GPU by its PCI ids; "": unknown.
 std::string gpu_model(int vendor, int device);
+// Whether a GPU shares its package with its processor, so that its PCIe link is a stub.
+bool has_c2c(int vendor, int device);
 inline bool is_nic(int class_code) { return class_code >> 8 == 0x02; }
 // The protocol of a NIC, from its class, its maker, and the name of its device.
 std::string nic_kind(int class_code, int vendor, const std::string& name, bool speaks_verbs);
+// Whether software makes interfaces of that name: they lead to this host, or through another interface.
+bool is_made_by_software(const std::string& interface);
 
 }  // namespace isthmus::topology

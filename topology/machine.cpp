@@ -39,17 +39,19 @@ std::optional<double> slower(const std::optional<double>& a, const std::optional
   return a && b ? std::optional(std::min(*a, *b)) : std::nullopt;
 }
 
-// The NVLinks of two GPUs: those that name the other one, or as many as both have to switches, which are taken for one
-// fabric.
-std::optional<Link> over_nvlink(const Gpu& a, const Gpu& b, Machine& machine) {
+// The fast links of two GPUs: those that name the other one, or as many as both have to switches, which are taken for
+// one fabric.
+std::optional<Link> over_fast_links(const Gpu& a, const Gpu& b, Machine& machine) {
+  std::string kind;
   std::optional<double> slowest = kMostGbitS;
   const auto links_to = [&](const Gpu& from, const Gpu& to) {
     std::pair<int, int> direct_and_switched;
-    for (const NvLinks& links : from.nvlinks) {
+    for (const FastLinks& links : from.fast_links) {
       const bool is_direct = !to.bus_id.empty() && links.peer == to.bus_id;
       if (is_direct || links.is_to_switch) {
         (is_direct ? direct_and_switched.first : direct_and_switched.second) += links.count;
         slowest = slower(slowest, links.gbit_s);
+        kind = links.kind;
       }
     }
     return direct_and_switched;
@@ -57,14 +59,15 @@ std::optional<Link> over_nvlink(const Gpu& a, const Gpu& b, Machine& machine) {
   const auto [there, switched] = links_to(a, b);
   const auto [back, switched_back] = links_to(b, a);
   if (there != back && there != 0 && back != 0) {
-    machine.note("two GPUs name different numbers of NVLinks between them: the fewer are taken");
+    machine.note("two GPUs name different numbers of links between them: the fewer are taken");
   }
   const int named = there == 0 || back == 0 ? there + back : std::min(there, back);
   const int count = named != 0 ? named : std::min(switched, switched_back);
   if (count == 0) {
     return std::nullopt;
   }
-  return Link{"NV" + std::to_string(count), slowest ? std::optional(*slowest * count) : std::nullopt};
+  return Link{kind == "NV" ? kind + std::to_string(count) : kind,
+              slowest ? std::optional(*slowest * count) : std::nullopt};
 }
 
 Link over_pcie(const Path& a, const Path& b, bool in_one_numa_node) {
@@ -119,6 +122,13 @@ void Machine::note(const std::string& text) {
 void finish(Machine& machine) {
   std::ranges::sort(machine.sockets, {}, &Socket::index);
   std::ranges::sort(machine.numa_nodes, {}, &NumaNode::index);
+  for (const Gpu& gpu : machine.gpus) {
+    if (gpu.c2c_gbit_s && gpu.place != -1) {
+      machine.pcie[gpu.place].link_speed_gbit_s = gpu.c2c_gbit_s;
+      machine.note(
+          "GPUs reach their processor over C2C: speeds on their PCIe paths are those of C2C and of the NIC's link");
+    }
+  }
   settle(machine.gpus, "GPUs", machine);
   settle(machine.nics, "NICs", machine);
   const int num_gpus = static_cast<int>(machine.gpus.size()), size = machine.num_devices();
@@ -129,7 +139,7 @@ void finish(Machine& machine) {
   for (int a = 0; a < size; ++a) {
     const Path path = machine.path(a);
     for (int b = a + 1; b < size; ++b) {
-      auto link = b < num_gpus ? over_nvlink(machine.gpus[a], machine.gpus[b], machine) : std::nullopt;
+      auto link = b < num_gpus ? over_fast_links(machine.gpus[a], machine.gpus[b], machine) : std::nullopt;
       if (!link) {
         const auto &one = machine.device(a).numa_node, &other = machine.device(b).numa_node;
         // Where there is one NUMA node only, devices are in it, even if the source does not say so.

@@ -17,7 +17,7 @@ namespace isthmus::topology {
 // More GPUs or NICs than this are an error: no machine has them, and pairs of devices grow with the square.
 constexpr int kMostDevices = 256;
 constexpr int kMostNumaNodes = 1024;
-constexpr int kMostNvLinks = 72;       // of a GPU; today's have 18
+constexpr int kMostFastLinks = 72;     // of a GPU; today's have 18
 constexpr double kMostGbitS = 10'000;  // faster than any link; drivers say so of what they do not know
 
 // A description of a machine cannot be used. The text says it with the value that is wrong and what is allowed.
@@ -49,13 +49,16 @@ struct NumaNode {
   std::string cpus;
 };
 
-// NVLinks of a GPU that lead to one place: another GPU, by its bus id, or a switch. gbit_s: of one of them.
-struct NvLinks {
+// Links between GPUs that are faster than PCIe: "NV", NVIDIA's NVLink; "XGMI", AMD's; "XeLink", Intel's.
+// Those of a GPU that lead to one place: another GPU, by its bus id, or a switch. gbit_s: of one of them.
+struct FastLinks {
+  std::string kind = "NV";
   std::string peer;
   bool is_to_switch = false;
   int count = 1;
   std::optional<double> gbit_s;
 };
+inline bool is_fast(const std::string& kind) { return kind.starts_with("NV") || kind == "XGMI" || kind == "XeLink"; }
 
 // A GPU or a NIC. place: in the PCIe tree; -1: it is in none.
 struct Device {
@@ -66,11 +69,13 @@ struct Device {
 };
 
 // index: what CUDA or nvidia-smi calls it; -1 while no source says it. fabric: cluster and clique of a multi-node
-// NVLink domain, as NVML names it: GPUs of equal ones reach each other over NVLink.
+// NVLink domain, as NVML names it: GPUs of equal ones reach each other over NVLink. c2c_gbit_s: of the links to the
+// processor of its own package (Grace), beside which its PCIe link is a stub.
 struct Gpu : Device {
   std::string model;
   std::optional<std::pair<std::string, int>> fabric;
-  std::vector<NvLinks> nvlinks;
+  std::vector<FastLinks> fast_links;
+  std::optional<double> c2c_gbit_s;
 };
 
 // One port of a network adapter. name: of the verbs device (mlx5_0) or else of the interface (eth0). kind:
@@ -82,8 +87,9 @@ struct Nic : Device {
   bool speaks_rdma() const { return kind == "infiniband" || kind == "roce" || kind == "efa"; }
 };
 
-// The best path between two devices. kind: how far they are apart: "X" (itself), "NV12", "PIX", "PXB", "PHB", "NODE" or
-// "SYS", as in docs/topology.md. speed_gbit_s: of all its NVLinks, or of the slowest PCIe link on the way.
+// The best path between two devices. kind: how far they are apart: "X" (itself), "NV12", "XGMI", "XeLink", "PIX",
+// "PXB", "PHB", "NODE" or "SYS", as in docs/topology.md. speed_gbit_s: of all its fast links, or of the slowest PCIe
+// link on the way.
 struct Link {
   std::string kind;
   std::optional<double> speed_gbit_s;
@@ -142,13 +148,13 @@ std::string printable(const std::string& text);
 // The canonical form of a bus id, "0000:07:00.0"; "" for what is none.
 std::string canonical_bus_id(const std::string& text);
 
-// The ranks with this local index, and the NIC that they should use. gpu, nic: places in the machine's lists; gpu -1:
-// none. distance: from the GPU to the NIC. num_sharing: ranks of the node that use this NIC, this one included.
-// speed_gbit_s: at most, while all ranks send and receive.
+// The ranks with this local index, and the NICs that they should use. gpu, nics: places in the machine's lists; gpu -1:
+// none. distance: from the GPU to the NICs. num_sharing: ranks of the node that use the first of them, this one
+// included. speed_gbit_s: at most, over all of them, while all ranks send and receive.
 struct Rail {
   int local_index = 0;
   int gpu = -1;
-  int nic = 0;
+  std::vector<int> nics;
   std::string distance;
   int num_sharing = 1;
   std::optional<double> speed_gbit_s;
@@ -163,6 +169,18 @@ struct Rails {
 // Pairs ranks with NICs, by the rules of docs/topology.md. ranks_per_node: by default one a GPU, or one where there is
 // no GPU. Throws TopologyError where there are more ranks than GPUs, or none.
 Rails find_rails(const Machine& machine, std::optional<int> ranks_per_node = {});
+
+// Machines without fast links between all GPUs have islands, which can be nodes. gpus: places in the machine's list.
+// by: what joins those of one: "NVLink", "XGMI" or "XeLink", else a "PCIe switch", else a "NUMA node"; "": nothing
+// joins any two. distance: of the farthest two GPUs of different islands. gbit_s: what a GPU sends to other islands at
+// most, while all do; links between sockets are not in it.
+struct Islands {
+  std::vector<std::vector<int>> gpus;
+  std::string by;
+  std::string distance;
+  std::optional<double> gbit_s;
+};
+Islands find_islands(const Machine& machine);
 
 // The places of the NICs that rails run over: those with RDMA, if any, and among these none that is far slower than the
 // best.

@@ -80,7 +80,7 @@ py::dict facts(const Machine& machine) {
   });
   const auto gpus = each(machine.gpus, [](const Gpu& gpu) {
     return py::dict("index"_a = gpu.index, "bus_id"_a = text(gpu.bus_id), "model"_a = text(gpu.model),
-                    "numa_node"_a = gpu.numa_node, "fabric"_a = fabric(gpu));
+                    "numa_node"_a = gpu.numa_node, "fabric"_a = fabric(gpu), "c2c_gbit_s"_a = gpu.c2c_gbit_s);
   });
   const auto nics = each(machine.nics, [](const Nic& nic) {
     return py::dict("index"_a = nic.index, "name"_a = text(nic.name), "bus_id"_a = text(nic.bus_id),
@@ -101,12 +101,19 @@ py::dict facts(const Machine& machine) {
 py::tuple rails(const Machine& machine, std::optional<int> ranks_per_node) {
   const Rails found = find_rails(machine, ranks_per_node);
   const auto describe = [&](const Rail& rail) {
+    const auto id = [&](int nic) { return machine.id(static_cast<int>(machine.gpus.size()) + nic); };
     return py::dict("local_index"_a = rail.local_index, "gpu"_a = text(rail.gpu < 0 ? "" : machine.id(rail.gpu)),
-                    "nic"_a = machine.id(static_cast<int>(machine.gpus.size()) + rail.nic),
-                    "distance"_a = text(rail.distance), "num_sharing"_a = rail.num_sharing,
-                    "speed_gbit_s"_a = rail.speed_gbit_s);
+                    "nics"_a = each(rail.nics, id), "distance"_a = text(rail.distance),
+                    "num_sharing"_a = rail.num_sharing, "speed_gbit_s"_a = rail.speed_gbit_s);
   };
   return py::make_tuple(each(found.rails, describe), found.notes);
+}
+
+py::dict islands(const Machine& machine) {
+  const Islands found = find_islands(machine);
+  const auto ids = [&](const std::vector<int>& gpus) { return each(gpus, [&](int gpu) { return machine.id(gpu); }); };
+  return py::dict("gpus"_a = each(found.gpus, ids), "by"_a = text(found.by), "distance"_a = text(found.distance),
+                  "gbit_s"_a = found.gbit_s);
 }
 
 PYBIND11_MODULE(_topology, module) {
@@ -117,6 +124,7 @@ PYBIND11_MODULE(_topology, module) {
   py::register_local_exception<TopologyError>(module, "TopologyError", PyExc_ValueError);
   py::class_<Machine>(module, "Machine")
       .def_property_readonly("facts", &facts)
+      .def_property_readonly("islands", &islands)
       .def("rails", &rails, "ranks_per_node"_a = py::none());
   module.def("nvml", &nvml_facts);
   module.def("read_machine", &read_machine, unlocked, "path"_a);

@@ -35,7 +35,8 @@ struct FabricInfo {
 };
 using Device = void*;
 constexpr unsigned kFabricVersion = sizeof(FabricInfo) | 2U << 24;
-constexpr unsigned kNvLinkSpeed = 90, kSwitch = 2, kFabricCompleted = 3, kEnabled = 1;
+constexpr unsigned kNvLinkSpeed = 90, kC2cCount = 170, kC2cSpeed = 172;  // fields; speeds in MB/s
+constexpr unsigned kSwitch = 2, kFabricCompleted = 3, kEnabled = 1;
 // One NVLink in one direction by its version, where the driver does not say: NVIDIA's data sheets.
 constexpr std::array<double, 6> kNvLinkGbitS = {0, 160, 200, 200, 200, 400};
 
@@ -71,11 +72,18 @@ class Nvml {
       found.bus_id = bus_id(pci);
     }
     found.model = text("nvmlDeviceGetName", device);
-    for (unsigned link = 0; link < kMostNvLinks; ++link) {
+    for (unsigned link = 0; link < kMostFastLinks; ++link) {
       unsigned state = 0;
       if (call("nvmlDeviceGetNvLinkState", device, link, &state) == 0 && state == kEnabled) {
-        found.nvlinks.push_back(nvlink(device, link));
+        found.fast_links.push_back(nvlink(device, link));
       }  // else it is not there, switched off, or beyond what this GPU has
+    }
+    double c2c_mb_s = 0;
+    for (unsigned link = 0; link < std::min<unsigned>(field(device, kC2cCount), kMostFastLinks); ++link) {
+      c2c_mb_s += field(device, kC2cSpeed, link);  // 0: it is switched off
+    }
+    if (c2c_mb_s > 0) {
+      found.c2c_gbit_s = c2c_mb_s * 8 / 1000;
     }
     FabricInfo fabric{};
     fabric.version = kFabricVersion;
@@ -89,24 +97,30 @@ class Nvml {
   }
 
  private:
+  // The value of one of nvml.h's fields; 0: it has none. scope: which link, where the field is one of links.
+  unsigned field(Device device, unsigned which, unsigned scope = 0) const {
+    FieldValue asked{};
+    asked.field = which;
+    asked.scope = scope;
+    const bool answered = call("nvmlDeviceGetFieldValues", device, 1, &asked) == 0 && asked.result == 0;
+    return answered ? asked.value.number : 0;
+  }
+
   // As Linux writes it; all ones: no device.
   static std::string bus_id(const PciInfo& pci) {
     const std::string text(pci.bus_id, strnlen(pci.bus_id, sizeof pci.bus_id));
     return text.starts_with("FFFFFFFF") || text.starts_with("ffffffff") ? "" : canonical_bus_id(text);
   }
 
-  NvLinks nvlink(Device device, unsigned number) const {
-    NvLinks link;
+  FastLinks nvlink(Device device, unsigned number) const {
+    FastLinks link;
     PciInfo peer{};
     unsigned type = 0, version = 0;
     if (call("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, number, &peer) == 0) {
       link.peer = bus_id(peer);
     }
     link.is_to_switch = call("nvmlDeviceGetNvLinkRemoteDeviceType", device, number, &type) == 0 && type == kSwitch;
-    FieldValue speed{};
-    speed.field = kNvLinkSpeed;
-    const bool answered = call("nvmlDeviceGetFieldValues", device, 1, &speed) == 0 && speed.result == 0;
-    const double gbit_s = answered ? speed.value.number * 8 / 1000.0 : 0;
+    const double gbit_s = field(device, kNvLinkSpeed) * 8 / 1000.0;
     if (gbit_s > 0 && gbit_s <= kMostGbitS) {
       link.gbit_s = gbit_s;
     } else if (call("nvmlDeviceGetNvLinkVersion", device, number, &version) == 0 &&

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <regex>
 
 #include "topology/hwloc.h"
 
@@ -10,7 +11,7 @@ namespace isthmus::topology {
 namespace {
 
 constexpr double kMostGtS = 128, kMostLanes = 32;  // the fastest generation that is planned (7), and the widest link
-constexpr int kNvidia = 0x10DE, kAmd = 0x1002, kAmazon = 0x1D0F;
+constexpr int kNvidia = 0x10DE, kAmd = 0x1002, kAmazon = 0x1D0F, kIntel = 0x8086;
 
 // The number that a text begins with; 0: none, or too large a one.
 double number(const std::string& text, double most) {
@@ -34,11 +35,23 @@ std::optional<double> pcie_gbit_s(const LinkEnd& one, const LinkEnd& other) {
   return std::round(lane_gbit_s * lanes * 1000) / 1000;
 }
 
-bool is_gpu(int class_code, int vendor) {
+bool is_gpu(int class_code, int vendor, int device) {
   if (class_code >> 8 == 0x12) {  // processing accelerator
     return vendor == kAmd;
   }
-  return class_code >> 8 == 0x03 && (vendor == kNvidia || vendor == kAmd || (vendor == -1 && class_code != 0x0380));
+  if (class_code >> 8 != 0x03) {
+    return false;
+  }
+  switch (vendor) {
+    case kNvidia:
+      return true;
+    case kAmd:
+      return device < 0x4000 || device > 0x5FFF;  // Radeons of before 2007, which boards still have as consoles
+    case kIntel:
+      return class_code == 0x0380;  // Data Center GPUs; 0x0300 is a processor's own
+    default:
+      return vendor == -1 && class_code != 0x0380;
+  }
 }
 
 std::string gpu_model(int vendor, int device) {
@@ -53,14 +66,20 @@ std::string gpu_model(int vendor, int device) {
       {0x2237, "NVIDIA A10G"},
       {0x2330, "NVIDIA H100 80GB HBM3"},
       {0x2335, "NVIDIA H200"},
+      {0x2342, "NVIDIA GH200 480GB"},
+      {0x2348, "NVIDIA GH200 144G HBM3e"},
       {0x26B9, "NVIDIA L40S"},
       {0x27B8, "NVIDIA L4"},
       {0x2901, "NVIDIA B200"},
       {0x2941, "NVIDIA GB200"},
+      {0x2E12, "NVIDIA GB10"},
+      {0x31C2, "NVIDIA GB300"},
   };
   const auto found = models.find(device);
   return vendor == kNvidia && found != models.end() ? found->second : "";
 }
+
+bool has_c2c(int vendor, int device) { return gpu_model(vendor, device).starts_with("NVIDIA G"); }
 
 std::string nic_kind(int class_code, int vendor, const std::string& name, bool speaks_verbs) {
   if (vendor == kAmazon) {
@@ -70,8 +89,8 @@ std::string nic_kind(int class_code, int vendor, const std::string& name, bool s
     return "infiniband";
   }
   static const std::pair<const char*, const char*> starts[] = {
-      {"rocep", "roce"}, {"bnxt_re", "roce"}, {"ibp", "infiniband"}, {"rdmap", "efa"},
-      {"efa", "efa"},    {"eth", "ethernet"}, {"en", "ethernet"},
+      {"roce", "roce"}, {"bnxt_re", "roce"}, {"ib", "infiniband"}, {"rdma", "efa"},
+      {"efa", "efa"},   {"eth", "ethernet"}, {"en", "ethernet"},
   };
   for (const auto& [start, kind] : starts) {
     if (name.starts_with(start)) {
@@ -79,6 +98,12 @@ std::string nic_kind(int class_code, int vendor, const std::string& name, bool s
     }
   }
   return class_code != 0x0200 ? "unknown" : speaks_verbs ? "roce" : "ethernet";
+}
+
+bool is_made_by_software(const std::string& interface) {
+  static const std::regex names(
+      "(docker|veth|virbr|vnet|br-|cni|cali|flannel|cilium|lxc|kube-|tunl?[0-9]|tap|wg[0-9]|vxlan|tailscale|dummy).*");
+  return std::regex_match(interface, names);
 }
 
 }  // namespace isthmus::topology

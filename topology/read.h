@@ -14,7 +14,8 @@ namespace isthmus::topology {
 constexpr const char* kExpected =
     "expected hwloc XML (lstopo machine.xml), NCCL topology XML (NCCL_TOPO_DUMP_FILE) or the output of `nvidia-smi "
     "topo -m`";
-constexpr const char* kNoNvLinks = "the file names no NVLinks: GPUs are taken to be joined by PCIe only";
+constexpr const char* kNoFastLinks =
+    "the file names no NVLinks, XGMI or Xe links: GPUs are taken to be joined by PCIe only";
 
 // gpus: with nvidia-smi's numbers, in its order, and their NVLinks. missing: why there is nothing, which is normal on a
 // machine without the library, the driver or a GPU; "": NVML answered.

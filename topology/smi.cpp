@@ -25,7 +25,7 @@ const std::regex kColumn(
     std::regex::icase);
 const std::regex kCell(R"( ?(X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC))");
 const std::regex kLegend(R"((NIC\d{1,4}) ?[:=] ?([A-Za-z][\w.:-]{0,62}))");
-const std::regex kCpus(R"(\d{1,6}[\d,-]{0,200})"), kNumber(R"(\d{1,5})");
+const std::regex kCpus(R"(\d{1,6}[\d,-]{0,200})"), kNumber(R"(\d{1,5})"), kNumbers(R"((\d{1,5})[,-][\d,-]{1,64})");
 
 using Words = std::vector<std::string>;
 
@@ -65,6 +65,9 @@ Row row_of(const Words& groups) {
 class Matrix {
  public:
   explicit Matrix(const std::string& contents) {
+    for (const char* text : {"ROCm System Management", "between two GPUs", " XGMI"}) {
+      require(contents.find(text) == contents.npos, 0, "is what rocm-smi prints, which names no NICs: ", kExpected);
+    }
     std::istringstream text(contents);
     std::string above;  // the last line with anything in it
     int number = 0, line_above = 0, last = 0;
@@ -177,8 +180,10 @@ class Matrix {
     if (has_numa && !words.empty() && std::regex_match(words[0], kNumber)) {
       return {cpus, std::stoi(words[0])};
     }
-    if (has_numa && !words.empty() && words[0] != "N/A") {
-      machine.note("a GPU is next to several NUMA nodes: it is taken to be in none");
+    if (std::smatch first; has_numa && !words.empty() && std::regex_match(words[0], first, kNumbers)) {
+      // Behind a processor's node Grace has those of its GPUs' memory.
+      machine.note("GPUs next to NUMA nodes " + words[0] + " are taken to be in the first");
+      return {cpus, std::stoi(first[1])};
     }
     return {cpus, std::nullopt};
   }

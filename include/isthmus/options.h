@@ -19,7 +19,7 @@ enum class GradientSource { kLabelled, kBackward };
 enum class WeightForm { kPlain, kDelta };
 
 struct Options {
-  std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
+  std::string nodes;  // "2x4", "0,1|2,3" by global rank, "islands"; empty: from launcher or machine
   // none, tagc, quant. Quant with 4 bits is the default: among the settings whose loss could not be told from that of
   // exact training it sends the fewest bytes (docs/convergence.md).
   std::string codec = "quant";

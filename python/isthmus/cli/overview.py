@@ -11,15 +11,16 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from isthmus.group.nodes.islands import advice
 from isthmus.group.nodes.node_map import ranks_by_value
-from isthmus.group.rails import Facts, count, devices_by_id, nvlinks_in_words
+from isthmus.group.rails import Facts, count, devices_by_id, fast_links_in_words, in_gbit_s, is_fast
 from isthmus.plan.assumptions import slowest
 
 if TYPE_CHECKING:
     from isthmus._topology import Machine
 
 #: The version of the JSON.
-SCHEMA = 2
+SCHEMA = 3
 #: Ranks that a node map may have here.
 _MOST_RANKS = 1 << 20
 #: Nodes whose ranks are named one by one, and ranks of each.
@@ -48,7 +49,7 @@ def overview(machine: Machine, nodes_text: str | None) -> Facts:
     else:
         rails, told = [], ["nodes of unequal size have no rails: every collective takes the exact path"]
     notes = list(dict.fromkeys((*facts["notes"], *domain_notes, *told)))
-    return {"schema": SCHEMA, **facts, "rails": rails, "nodes": nodes, "notes": notes}
+    return {"schema": SCHEMA, **facts, "rails": rails, "nodes": nodes, "islands": machine.islands, "notes": notes}
 
 
 def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
@@ -86,11 +87,13 @@ def _parts(view: Facts) -> Iterator[Text | Tree | Table]:
         yield from (blank, *_node_lines(view["nodes"]))
     if view["notes"]:
         yield from (blank, Text("Notes", "bold"), *(Text(f"- {note}") for note in view["notes"]))
+    if text := advice(view["islands"]):
+        yield from (blank, Text(text))
 
 
 def _gbit_s(speed: float | None) -> str:
     """Return "252 Gbit/s"; empty where it is unknown."""
-    return "" if speed is None else f"{speed:.4g} Gbit/s"
+    return "" if speed is None else in_gbit_s(speed)
 
 
 def _domain(gpu: Facts) -> list[str]:
@@ -110,7 +113,7 @@ def _label(name: str, device: Facts) -> str:
 
 
 def _summary(machine: Facts) -> Iterator[str]:
-    """Yield what the machine has: processors, NUMA nodes, GPUs, NICs, NVLinks."""
+    """Yield what the machine has: processors, NUMA nodes, GPUs, NICs, fast links."""
     yield count(socket["model"] or "unknown model" for socket in machine["sockets"]) or "processors unknown"
     numa = len(machine["numa_nodes"])
     if numa:
@@ -118,8 +121,8 @@ def _summary(machine: Facts) -> Iterator[str]:
     yield count(gpu["model"] or "GPU" for gpu in machine["gpus"]) or "no GPU"
     nics = (f"{_KINDS.get(nic['kind'], '')} {_gbit_s(nic['speed_gbit_s'])}".strip() or "NIC" for nic in machine["nics"])
     yield count(nics) or "no NIC"
-    if nvlinks := nvlinks_in_words(machine):
-        yield nvlinks
+    if links := fast_links_in_words(machine):
+        yield links
 
 
 def _tree(machine: Facts, devices: dict[str, Facts]) -> Tree:
@@ -160,7 +163,8 @@ def _add_place(tree: Tree, place: Facts, devices: dict[str, Facts], where: str) 
     if place["devices"]:
         for name in place["devices"]:
             label = Text(_label(name, devices[name]), "green" if place["kind"] == "gpu" else "cyan")
-            tree.add(label.append(f"  PCIe {speed}" if speed else "", "dim"))
+            bus = "C2C" if devices[name].get("c2c_gbit_s") else "PCIe"
+            tree.add(label.append(f"  {bus} {speed}" if speed else "", "dim"))
     else:
         tree = tree.add(Text(_line(place["kind"], place["bus_id"], where, speed)))
     for child in place["children"]:
@@ -176,7 +180,7 @@ def _matrix(machine: Facts, devices: dict[str, Facts]) -> Iterator[Text]:
         line = Text(name.ljust(width), "bold")
         for column in devices:
             kind = "X" if column == name else kinds[frozenset((name, column))]
-            line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
+            line.append(kind.ljust(width), "bold green" if is_fast(kind) else _STYLES[kind])
         yield line.append("" if device["numa_node"] is None else str(device["numa_node"]))
 
 
@@ -188,10 +192,10 @@ def _rails_table(machine: Facts, devices: dict[str, Facts]) -> Table:
         table.add_row(
             str(rail["local_index"]),
             rail["gpu"] or "-",
-            Text(" ".join(filter(None, (rail["nic"], devices[rail["nic"]]["name"])))),
+            Text("  ".join(" ".join(filter(None, (nic, devices[nic]["name"]))) for nic in rail["nics"])),
             Text(rail["distance"] or "-", _STYLES.get(rail["distance"] or "", "")),
             str(rail["num_sharing"]),
-            "unknown" if rail["speed_gbit_s"] is None else f"{rail['speed_gbit_s']:.4g}",
+            "unknown" if rail["speed_gbit_s"] is None else in_gbit_s(rail["speed_gbit_s"]).split()[0],
         )
     return table
 

@@ -2,6 +2,7 @@
 
 import json as json_module
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from isthmus.cli.terminal import console
 from isthmus.plan.ranges import check_range
 
 if TYPE_CHECKING:
+    from isthmus.plan import assumptions
     from isthmus.plan.units import Model
 
 
@@ -30,7 +32,12 @@ class PlanArguments:
     inter_latency_us: float | None = option(None, "Of a round between nodes.", show_default="20")
     intra_latency_us: float | None = option(None, "Of a round in a node.", show_default="5")
     machine: str | None = option(
-        None, "A recorded machine, as for `isthmus topo --from`: speeds of its links.", is_file=True
+        None,
+        "A recorded machine, as for `isthmus topo --from`, or one that many have, such as dgx-spark (an unknown name "
+        "lists them): speeds of its links.",
+    )
+    islands: bool = option(
+        False, "Nodes are the islands of --machine: GPUs that NVLinks, a switch or a NUMA node joins."
     )
     strategies: tuple[str, ...] = option(
         (),
@@ -99,10 +106,8 @@ def plan(
         "intra_latency_us": given.intra_latency_us,
     }
     machine: assumptions.Facts = ("no --machine", {})
-    if given.machine is not None:
-        from isthmus import _topology
-
-        machine = assumptions.of_machine(_topology.read_machine(given.machine), given.ranks_per_node)
+    if given.machine is not None or given.islands:
+        machine = _machine(given)
     cluster, links, sources = assumptions.resolve(("given", options), machine)
     model = _model(given)
     setting = Setting(
@@ -145,6 +150,23 @@ def plan(
         print(json_module.dumps(build_report(comparison, setting), indent=1))
     else:
         print_comparison(comparison, setting, console())
+
+
+def _machine(given: PlanArguments) -> "assumptions.Facts":
+    """What --machine and --islands say. Raises ValueError."""
+    from isthmus.plan import assumptions
+
+    path = given.machine or ""
+    if path in assumptions.OWNED and not given.islands:
+        return assumptions.of_owned(path)
+    if not Path(path).is_file():
+        raise ValueError(
+            f"machine '{path}': expected a file, or without --islands one of {', '.join(assumptions.OWNED)}"
+        )
+    from isthmus import _topology
+
+    found = _topology.read_machine(path)
+    return assumptions.of_islands(found) if given.islands else assumptions.of_machine(found, given.ranks_per_node)
 
 
 def _model(given: PlanArguments) -> "Model":

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
 from isthmus.group.gloo import Group
 from isthmus.group.meeting import meet
 from isthmus.group.nodes import node_map
+from isthmus.group.nodes.islands import ISLANDS, find_island, instead
 from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
 from isthmus.group.rails import Place, find_place
 from isthmus.job import this_job
@@ -118,10 +120,13 @@ def _find_surroundings(group: Group, options: _C.Options, gpu: Gpu) -> Surroundi
         mpi_tier.join(global_rank, group.world_size)
     if group.node is not None:
         return Surroundings(option=group.node(), option_source="torchft")
+    by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
+    source = node_map.VARIABLE if by_variable else node_map.OPTION
+    if options.nodes == ISLANDS:
+        island, by = find_island(gpu.bus_id, gpu.is_slice)
+        return Surroundings(option=island, option_source=f"{source} ({ISLANDS} that {by} joins)")
     if options.nodes:
         node = native.load().parse_nodes(options.nodes, group.world_size)[global_rank]
-        by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
-        source = node_map.VARIABLE if by_variable else node_map.OPTION
         return Surroundings(option=f"node {node}", option_source=source)
     surroundings = node_map.look_around(os.environ, group.world_size, gpu.bus_id or None)
     if group.size < group.world_size and this_job().launcher_contradicts_itself:
@@ -139,6 +144,8 @@ def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
     surroundings = [introduction.surroundings for introduction in introductions]
     describe = native.load().describe_nodes
     nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
+    if ISLANDS in nodes.source and group.size == group.world_size:
+        nodes = replace(nodes, doubt=instead(list(Counter(nodes.node_of_rank).values())))
     if group.size == group.world_size and not surroundings[0].option:
         this_job().launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
     return nodes

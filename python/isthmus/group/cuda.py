@@ -33,6 +33,8 @@ class Gpu:
     bus_id: str = ""
     #: Why this process has no GPU; "" if it has one.
     missing: str = ""
+    #: Whether it is a MIG device, a part of the GPU at that address.
+    is_slice: bool = False
 
 
 # CUDA's variable for the number of queues into a GPU, which streams share, and the largest value.
@@ -79,4 +81,6 @@ def find_gpu(device: torch.device | None = None) -> Gpu:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
     place = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     known = [number for number in place if number is not None]
-    return Gpu(bus_id="{:04x}:{:02x}:{:02x}.0".format(*known)) if len(known) == len(place) else Gpu()
+    is_slice = " MIG " in f" {properties.name} "
+    bus_id = "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == len(place) else ""
+    return Gpu(bus_id=bus_id, is_slice=is_slice)

@@ -150,15 +150,16 @@ def print_links(links: MeasuredLinks, console: Console) -> None:
     console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)
 
 
-def used_interface() -> tuple[str, float | None]:
+def used_interface(net: Path = Path("/sys/class/net")) -> tuple[str, float | None]:
     """Return the interface that Gloo takes on this host, and its rated Gbit/s; "" and None where that is not known."""
     name = gloo_interfaces()[0]
     try:
         name = name or _interface_of(socket.gethostbyname(socket.gethostname()))
-        mbit_s = int(Path("/sys/class/net", name, "speed").read_text())
+        mbit_s = int((net / name / "speed").read_text())
+        is_real = (net / name / "device").exists() or any((net / name).glob("lower_*"))
     except (OSError, ValueError):  # the host's name has no address, or the interface (a virtual one) no speed
         return name, None
-    return name, mbit_s / 1000 if mbit_s > 0 else None
+    return name, mbit_s / 1000 if mbit_s > 0 and is_real else None  # veth says 10 Gbit/s of whatever is behind it
 
 
 def _interface_of(address: str) -> str:

@@ -5,6 +5,7 @@ Nothing is decided by it. `topology/` finds it; a rank tells the others in its i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +24,8 @@ _MOST_NAMED = 16
 class Place:
     """A rank's GPU on its machine. What is empty is not known.
 
-    gpus: all of the machine, in words. island: equal texts are GPUs that NVLinks join. nic: its name; gbit_s: its
-    speed; num_nics: how many of its kind and speed the machine has.
+    gpus: all of the machine, in words. island: equal texts are GPUs that NVLinks join. nic: the names of its NICs;
+    gbit_s: their speed together; num_nics: how many of the first one's kind and speed the machine has.
     """
 
     gpus: str = ""
@@ -52,16 +53,24 @@ def find_place(gpu_bus_id: str) -> Place:
     if not name.startswith("GPU"):
         return Place()
     island = {name}
-    joined = [{link["a"], link["b"]} for link in facts["links"] if link["kind"].startswith("NV")]
+    joined = [{link["a"], link["b"]} for link in facts["links"] if is_fast(link["kind"])]
     while more := next((pair for pair in joined if len(pair & island) == 1), None):
         island |= more
     place = Place(gpus=gpus_in_words(facts), island=f"{machine_identity()} {sorted(island)}")
-    chosen = next((rail["nic"] for rail in machine.rails()[0] if rail["gpu"] == name), None)
+    chosen = next((rail["nics"] for rail in machine.rails()[0] if rail["gpu"] == name), None)
     if chosen is None:
         return place
-    nic = devices[chosen]
+    nic = devices[chosen[0]]
     alike = [one for one in facts["nics"] if (one["kind"], one["speed_gbit_s"]) == (nic["kind"], nic["speed_gbit_s"])]
-    return replace(place, nic=nic["name"] or chosen, gbit_s=nic["speed_gbit_s"], num_nics=len(alike))
+    names, gbit_s = way_out(devices, chosen)
+    return replace(place, nic=names, gbit_s=gbit_s, num_nics=len(alike))
+
+
+def way_out(devices: dict[str, Facts], nics: Sequence[str]) -> tuple[str, float | None]:
+    """Return the names of a rail's NICs, "mlx5_0+mlx5_1", and their speed together; None where one is unknown."""
+    speeds = [devices[nic]["speed_gbit_s"] for nic in nics]
+    names = "+".join(devices[nic]["name"] or nic for nic in nics)
+    return names, None if None in speeds else sum(speeds)
 
 
 def devices_by_id(facts: Facts) -> dict[str, Facts]:
@@ -72,19 +81,30 @@ def devices_by_id(facts: Facts) -> dict[str, Facts]:
 
 def gpus_in_words(facts: Facts) -> str:
     """Return "8 x NVIDIA H100, NV18 between all GPUs, 3600 Gbit/s a pair"."""
-    return ", ".join(filter(None, (count(gpu["model"] or "GPU" for gpu in facts["gpus"]), nvlinks_in_words(facts))))
+    return ", ".join(filter(None, (count(gpu["model"] or "GPU" for gpu in facts["gpus"]), fast_links_in_words(facts))))
 
 
-def nvlinks_in_words(facts: Facts) -> str:
-    """Return "NV18 between all GPUs", or between how many pairs there are NVLinks; "" without any."""
+def is_fast(kind: str) -> bool:
+    """Whether a link is one of those between GPUs that are faster than PCIe: "NV12", "XGMI", "XeLink"."""
+    return kind.startswith(("NV", "XGMI", "XeLink"))
+
+
+def fast_links_in_words(facts: Facts) -> str:
+    """Return "NV18 between all GPUs", or between how many pairs there are such links; "" without any."""
     pairs = [link for link in facts["links"] if link["b"].startswith("GPU")]
-    joined = [link for link in pairs if link["kind"].startswith("NV")]
+    joined = [link for link in pairs if is_fast(link["kind"])]
     if not joined:
         return ""
     if len({(link["kind"], link["speed_gbit_s"]) for link in pairs}) > 1:
-        return f"NVLinks between {len(joined)} of {len(pairs)} pairs of GPUs"
+        kinds = " and ".join(sorted({re.sub(r"^NV\d+", "NVLinks", link["kind"]) for link in joined}))
+        return f"{kinds} between {len(joined)} of {len(pairs)} pairs of GPUs"
     speed = joined[0]["speed_gbit_s"]
-    return f"{joined[0]['kind']} between all GPUs" + ("" if speed is None else f", {speed:.4g} Gbit/s a pair")
+    return f"{joined[0]['kind']} between all GPUs" + ("" if speed is None else f", {in_gbit_s(speed)} a pair")
+
+
+def in_gbit_s(speed: float) -> str:
+    """Return "12.5 Gbit/s", "3600 Gbit/s"."""
+    return f"{speed:.4g} Gbit/s" if speed < 1000 else f"{speed:.0f} Gbit/s"
 
 
 def count(names: Iterable[str]) -> str:
@@ -98,7 +118,7 @@ def rails_in_words(nics: Sequence[tuple[str, float | None]]) -> str:
     named = []
     for (name, gbit_s), ranks in list(ranks_of.items())[:_MOST_NAMED]:
         shared = f" for {len(ranks)} ranks" if len(ranks) > 1 else ""
-        named.append(f"{name} ({'speed unknown' if gbit_s is None else f'{gbit_s:.4g} Gbit/s'}{shared})")
+        named.append(f"{name} ({'speed unknown' if gbit_s is None else in_gbit_s(gbit_s)}{shared})")
     return f"rails leave by {', '.join(named)}{', ...' if len(ranks_of) > _MOST_NAMED else ''}"
 
 

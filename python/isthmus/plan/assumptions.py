@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from isthmus.group.nodes.islands import misfit
 from isthmus.plan.placement import Cluster
 from isthmus.plan.ranges import check_range
 
@@ -54,7 +55,6 @@ class Links:
 
 #: Used where nothing else is known. Speeds have no default.
 _DEFAULTS = {"nodes": 2, "ranks_per_node": 8, "inter_latency_us": 20.0, "intra_latency_us": 5.0}
-_HOW = "give --inter and --intra, as `isthmus topo --measure` prints them, or --machine FILE"
 #: A source, and facts by the names of `Cluster`'s and `Links`' fields; None: not known.
 Facts = tuple[str, Mapping[str, float | None]]
 
@@ -70,6 +70,43 @@ def of_machine(machine: Machine, ranks_per_node: int | None) -> Facts:
         "inter_gbit_s": None if rail_gbit_s is None else rail_gbit_s * (num_ranks or 1),
         "intra_gbit_s": slowest(link["speed_gbit_s"] for link in facts["links"] if {link["a"], link["b"]} <= gpus),
     }
+
+
+def of_islands(machine: Machine) -> Facts:
+    """The islands of one such machine as nodes, and what their GPUs send to each other at most.
+
+    Raises ValueError where they make no two tiers.
+    """
+    facts, islands = machine.facts, machine.islands
+    sizes = [len(island) for island in islands["gpus"]]
+    if why := misfit(sizes) if sum(sizes) > 1 else "it has no two GPUs":
+        raise ValueError(
+            f"--islands: {facts['name']}: {why}: if each GPU is to be a node, give --nodes, --ranks-per-node 1, --inter"
+        )
+    together = [frozenset(gpus) for gpus in islands["gpus"]]
+    inside = [link["speed_gbit_s"] for link in facts["links"] if any({link["a"], link["b"]} <= one for one in together)]
+    return f"{facts['name']} ({facts['source']}), islands by {islands['by']}", {
+        "nodes": len(sizes),
+        "ranks_per_node": sizes[0],
+        "inter_gbit_s": None if islands["gbit_s"] is None else islands["gbit_s"] * sizes[0],
+        "intra_gbit_s": slowest(inside),
+    }
+
+
+#: Machines that many have, from their makers' and clouds' pages: ranks of a node, what a node and what a rank sends.
+OWNED = {
+    "8gpu-pcie": (4, 252.0, 252.0),  # one box as two nodes: a switch of PCIe 4.0 x16 for each four
+    "dgx-spark": (1, 200.0, None),
+    "a3-highgpu-1g": (1, 25.0, None),
+    "a3-highgpu-2g": (2, 50.0, 3600.0),
+    "a3-highgpu-4g": (4, 100.0, 3600.0),
+    "p5.4xlarge": (1, 100.0, None),
+}
+
+
+def of_owned(name: str) -> Facts:
+    """A machine of `OWNED`."""
+    return name, dict(zip(("ranks_per_node", "inter_gbit_s", "intra_gbit_s"), OWNED[name], strict=True))
 
 
 def slowest(speeds: Iterable[float | None]) -> float | None:
@@ -96,7 +133,10 @@ def resolve(options: Facts, machine: Facts) -> tuple[Cluster, Links, Mapping[str
         ("intra_gbit_s", "within a node", cluster.ranks_per_node > 1),
     ):
         if name not in values and is_needed:
-            raise ValueError(f"the speed of links {where} is not known ({machine[0]}): {_HOW}")
+            option = f"--{name.partition('_')[0]}"
+            how = f"give {option}, as `isthmus topo --measure` prints it"
+            how += "" if machine[1] else ", or --machine FILE"
+            raise ValueError(f"the speed of links {where} is not known ({machine[0]}): {how}")
         values.setdefault(name, FASTEST_LINK)
     return cluster, Links(**values), sources
 

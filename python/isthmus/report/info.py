@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus import native
-from isthmus.group.rails import devices_by_id, gpus_in_words, rails_in_words
+from isthmus.group.rails import devices_by_id, gpus_in_words, rails_in_words, way_out
 from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
@@ -138,7 +138,7 @@ def _topology_features() -> Iterator[Feature]:
     if machine is not None:
         facts, rails = machine.facts, machine.rails()[0]
         devices = devices_by_id(facts)
-        nics = [(devices[rail["nic"]]["name"] or rail["nic"], devices[rail["nic"]]["speed_gbit_s"]) for rail in rails]
+        nics = [way_out(devices, rail["nics"]) for rail in rails]
         leaves = rails_in_words(nics) if nics else "no NIC"
         yield _feature("machine", True, f"{gpus_in_words(facts) or 'no GPU'}; {leaves}")
     yield _feature("NVML", not missing, missing or f"driver {nvml['driver']}, {len(nvml['fabrics'])} GPUs")

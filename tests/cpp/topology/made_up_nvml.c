@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, LINK_SPEED = 90 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, LINK_SPEED = 90, C2C_COUNT = 170, C2C_SPEED = 172 };
 
 struct pci_info {
   char bus_id_legacy[16];
@@ -94,8 +94,12 @@ int nvmlDeviceGetNvLinkVersion(const struct made_up_gpu* gpu, unsigned link, uns
 
 int nvmlDeviceGetFieldValues(const struct made_up_gpu* gpu, int count, struct field_value* values) {
   for (int i = 0; i < count; ++i) {
-    values[i].result = values[i].field_id == LINK_SPEED && gpu->mbyte_s != 0 ? SUCCESS : NOT_SUPPORTED;
-    values[i].value.u = gpu->mbyte_s;
+    const unsigned field = values[i].field_id;
+    values[i].value.u = field == LINK_SPEED  ? gpu->mbyte_s
+                        : field == C2C_COUNT ? gpu->num_c2c
+                        : field == C2C_SPEED ? gpu->c2c_mbyte_s
+                                             : 0;
+    values[i].result = values[i].value.u != 0 ? SUCCESS : NOT_SUPPORTED;
   }
   return SUCCESS;
 }

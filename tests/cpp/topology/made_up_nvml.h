@@ -10,6 +10,7 @@ struct made_up_link {
 };
 
 // result: of asking for the GPU. mbyte_s, version: of its links; 0: not supported. fabric_state: 0: not supported.
+// c2c_mbyte_s: of each of its links to the processor.
 struct made_up_gpu {
   const char *bus_id, *name;
   int result;
@@ -17,6 +18,7 @@ struct made_up_gpu {
   struct made_up_link links[MOST_LINKS];
   unsigned char cluster[16];
   unsigned clique, fabric_state;
+  unsigned num_c2c, c2c_mbyte_s;
 };
 
 struct made_up_nvml {

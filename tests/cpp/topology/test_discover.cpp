@@ -105,7 +105,7 @@ TEST_F(Discover, ANodeWithInfiniBand) {
                                     {"mlx5_3", "infiniband", 200}}));
   EXPECT_EQ(machine.gpus[3].bus_id, "0000:84:00.0");
   EXPECT_EQ(machine.gpus[3].numa_node, 1);
-  EXPECT_EQ(find_rails(machine).rails[3].nic, 3);
+  EXPECT_EQ(find_rails(machine).rails[3].nics, std::vector{3});
   EXPECT_TRUE(noted(machine.notes, "NVML: not asked") && noted(machine.notes, "without NVML, NVLinks are unknown"));
   EXPECT_FALSE(noted(machine.notes, "left out"));
 }
@@ -319,8 +319,25 @@ TEST_F(WithNvml, SpeedsOfLinks) {
                                                    {0, 9, 0}}) {
     only.mbyte_s = mbyte_s;
     only.version = version;
-    EXPECT_EQ(asked().gpus[0].nvlinks[0].gbit_s.value_or(0), expected);
+    EXPECT_EQ(asked().gpus[0].fast_links[0].gbit_s.value_or(0), expected);
   }
+}
+
+TEST_F(WithNvml, C2cCountsForTheGpusPcieLink) {
+  link("0000:01:00.0", "2.5 GT/s PCIe", "1");
+  link("0000:02:00.0", "32.0 GT/s PCIe", "4");
+  verbs("roceP2p1s0f0", "Ethernet");
+  const auto speed = [&] {
+    const Machine machine = found_devices(
+        {device("0000:01:00.0", "0302 [10de:2941]"), nic("0000:02:00.0", verbs_device("roceP2p1s0f0"))}, asked());
+    EXPECT_NEAR(find_rails(machine).rails[0].speed_gbit_s.value_or(0), 126.03, .01);
+    return machine.path(0).back()->link_speed_gbit_s.value_or(0);
+  };
+  made_up_gpu& only = gpu("0000:01:00.0");
+  EXPECT_EQ(speed(), 0);  // the driver tells none, and what PCIe says is no link that anything takes
+  only.num_c2c = 5;
+  only.c2c_mbyte_s = 44'712;
+  EXPECT_NEAR(speed(), 5 * 44.712 * 8, .001);
 }
 
 TEST_F(WithNvml, AMultiNodeDomain) {

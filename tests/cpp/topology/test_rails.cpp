@@ -45,7 +45,7 @@ Machine machine(const Matrix& matrix, Speeds speeds = {}, std::optional<double> 
 std::vector<int> nics(const Rails& rails) {
   std::vector<int> found;
   for (const Rail& rail : rails.rails) {
-    found.push_back(rail.nic);
+    found.push_back(rail.nics[0]);
   }
   return found;
 }
@@ -66,7 +66,7 @@ TEST(Rails, TheNearestNics) {
     EXPECT_DOUBLE_EQ(slowest(rails), gbit_s);
     EXPECT_EQ(noted(rails.notes, "unknown"), gbit_s == 0);
     for (const Rail& rail : rails.rails) {
-      EXPECT_EQ(rail.num_sharing, std::count(expected.begin(), expected.end(), rail.nic));
+      EXPECT_EQ(rail.num_sharing, std::count(expected.begin(), expected.end(), rail.nics[0]));
     }
   };
   expect(machine(kOwn), {0, 1}, 100);
@@ -116,7 +116,7 @@ TEST(Rails, RanksDivideAPcieLinkThatTheyShare) {
        {std::pair(std::optional(252.), 126.), {1000., 200.}, {100., 50.}, {std::nullopt, 200.}}) {
     const Machine made = with_trees(kFar, {{"switch", uplink, {}, kGpus}, {"switch", uplink, {}, kNics}});
     EXPECT_EQ(slowest(find_rails(made)), expected);
-    EXPECT_EQ(slowest(find_rails(made, 1)), std::min(200., uplink.value_or(200)));
+    EXPECT_EQ(slowest(find_rails(made, 1)), std::min(252., uplink.value_or(252)));  // of both NICs
   }
   // Ports of one adapter divide its link.
   EXPECT_EQ(slowest(find_rails(with_trees(kFar, {kGpus[0], kGpus[1], {"nic", 252, {0, 1}, {}}}))), 126);
@@ -209,7 +209,7 @@ TEST(Rails, SpreadingSharesAsLittleAsPossible) {
     int most = 0;
     for (const Rail& rail : rails.rails) {
       const auto& allowed = choices[rail.local_index];
-      EXPECT_NE(std::count(allowed.begin(), allowed.end(), rail.nic), 0);
+      EXPECT_NE(std::count(allowed.begin(), allowed.end(), rail.nics[0]), 0);
       most = std::max(most, rail.num_sharing);
     }
     EXPECT_EQ(most, least_sharing(choices, 0, {}));

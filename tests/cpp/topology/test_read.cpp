@@ -157,11 +157,11 @@ TEST(Hwloc, NvLinksAreCountedByTheirBandwidth) {
   EXPECT_EQ(machine.link(2, 3).kind, "NV12");
   EXPECT_EQ(machine.link(2, 3).speed_gbit_s, 4800);
   EXPECT_TRUE(noted(machine.notes, "31000 MB/s is no multiple of a known NVLink: taken for 1 links"));
-  const Machine power = read_machine(kMachines / "power8-gpu.hwloc.xml");
+  const Machine power = read_machine(kMachines / "power8-p100.hwloc.xml");
   EXPECT_EQ(kinds(power), (Strings{"NV2", "SYS", "SYS", "SYS", "SYS", "NV2"}));
   EXPECT_EQ(power.link(0, 1).speed_gbit_s, 2 * 160);
   expect_refused(eight_devices(nvlinks("0 99999999 0 0 99999999 0 0 0 0 0 0 0 0 0 0 0 ")),
-                 "holds 99999999 MB/s: that is absurd");
+                 "NV links have 99999999 MB/s: that is absurd");
 }
 
 TEST(Hwloc, GpusOfOthersAndMachinesWithoutPcie) {
@@ -172,7 +172,7 @@ TEST(Hwloc, GpusOfOthersAndMachinesWithoutPcie) {
       ""));
   EXPECT_EQ(amd.gpus[0].model, "MI300X");
   const std::string intel =
-      device("0000:11:00.0", "0380 [8086:0bd5]") + device("0000:12:00.0", kEthernet, os_device("eth0", kNetType));
+      device("0000:11:00.0", "1200 [8086:1020]") + device("0000:12:00.0", kEthernet, os_device("eth0", kNetType));
   const Machine other = parse(hwloc_xml(host_bridge("10-12", bridge("0000:10:01.0", "11-12", intel)), ""));
   EXPECT_TRUE(other.gpus.empty());
   EXPECT_TRUE(noted(other.notes, "left out: the accelerator at 0000:11:00.0"));

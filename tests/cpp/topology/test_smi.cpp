@@ -62,7 +62,7 @@ TEST(SmiMatrix, ColumnsOfAffinity) {
         {"CPU Affinity NUMA Affinity GPU NUMA ID", "1 N/A", 1, ""},
         {"CPU Affinity NUMA Affinity GPU NUMA ID", "56 1 N/A", 1, "56"},
         {"CPU Affinity NUMA Affinity GPU NUMA ID", "0-55 N/A N/A", -1, ""},
-        {"CPU Affinity NUMA Affinity GPU NUMA ID", "112-127,240-255 6-7 N/A", -1, ""},
+        {"CPU Affinity NUMA Affinity GPU NUMA ID", "112-127,240-255 6-7 N/A", 6, "112-127,240-255"},
         {"CPU Affinity NUMA", "0-51 0", 0, "0-51"},
         {"CPU Affinity NUMA Affinity", "", -1, ""},
         {"CPU AffinityNUMA AffinityGPU NUMA ID", "56-111,168-2231 N/A", 1, "56-111,168-223"},

@@ -5,11 +5,12 @@ from typer.testing import CliRunner
 
 from isthmus import _topology
 from isthmus.cli.main import app
-from isthmus.plan.assumptions import INPUT_BUFFERS, of_machine, resolve
+from isthmus.plan.assumptions import INPUT_BUFFERS, OWNED, of_machine, resolve
 from isthmus.units import models
 from python.cli.planned import report, run
 from support.places import ROOT
 
+MACHINES = ROOT / "topology/machines"
 FACTS = ("nodes", "ranks_per_node", "inter_gbit_s", "intra_gbit_s", "inter_latency_us", "intra_latency_us")
 GIVEN = ["--inter", "25gbit", "--intra", "600gbit"]
 LLAMA = ["--preset", "llama2-7b", *GIVEN]
@@ -187,7 +188,31 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
         ([*LLAMA, "--backend", "mpi"], "backend 'mpi': expected one of nccl, gloo"),
         ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
         ([*LLAMA, "--memory-gb", "0"], "memory_gb 0: expected 0.001"),
-        ([*LLAMA, "--machine", "/no/such.xml"], "/no/such.xml"),
+        (
+            [*LLAMA, "--machine", "/no/such.xml"],
+            "machine '/no/such.xml': expected a file, or without --islands one of 8gpu",
+        ),
+        ([*LLAMA, "--islands"], "machine '': expected a file, or without --islands one of"),
+        (
+            [*LLAMA, "--islands", "--machine", str(MACHINES / "dgx-a100.nccl.xml")],
+            "--islands: dgx-a100: there is one island: if each GPU is to be a node, give --nodes",
+        ),
+        (
+            [
+                "--preset",
+                "llama2-7b",
+                "--intra",
+                "9gbit",
+                "--islands",
+                "--machine",
+                str(MACHINES / "8gpu-pcie-vm.topo.txt"),
+            ],
+            "links between nodes is not known (8gpu-pcie-vm (nvidia-smi topo -m), islands by NUMA node): give --in",
+        ),
+        (
+            ["--preset", "llama2-7b", "--machine", str(MACHINES / "dgx-h100.topo.txt"), "--inter", "1gbit"],
+            "is not known (dgx-h100 (nvidia-smi topo -m)): give --intra, as `isthmus topo --measure` prints it",
+        ),
     ],
 )
 def test_bad_input_is_one_message_with_value_and_range(arguments, message):
@@ -239,15 +264,32 @@ def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus(machine)
     ("file", "given", "source"),
     [
         ("dgx-a100.nccl.xml", [], "dgx-a100 (nccl xml)"),
-        ("power8-gpu.hwloc.xml", ["--inter", "100gbit", "--ranks-per-node", "2"], "power8-gpu (hwloc xml)"),
+        ("power8-p100.hwloc.xml", ["--inter", "100gbit", "--ranks-per-node", "2"], "power8-p100 (hwloc xml)"),
         ("dgx-h100.topo.txt", GIVEN, "dgx-h100 (nvidia-smi topo -m)"),
     ],
 )
 def test_recorded_machines_of_all_formats_are_read(file, given, source):
-    found = report("--preset", "llama2-7b", "--machine", ROOT / "topology/machines" / file, *given)
+    found = report("--preset", "llama2-7b", "--machine", MACHINES / file, *given)
     assert found["sources"]["ranks_per_node"] == ("given" if "--ranks-per-node" in given else source)
-    expected = {"dgx-a100.nccl.xml": 2400.0, "power8-gpu.hwloc.xml": 320.0}.get(file, 600.0)
+    expected = {"dgx-a100.nccl.xml": 2400.0, "power8-p100.hwloc.xml": 320.0}.get(file, 600.0)
     assert found["links"]["intra_gbit_s"] == expected
+
+
+def test_islands_are_the_nodes():
+    found = report("--preset", "llama2-7b", "--machine", MACHINES / "8gpu-a100-pcie.hwloc.xml", "--islands")
+    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 4}
+    links = found["links"]
+    assert (round(links["inter_gbit_s"], 3), round(links["intra_gbit_s"], 3)) == (252.062, 252.062)
+    assert found["sources"]["nodes"] == "8gpu-a100-pcie (hwloc xml), islands by PCIe switch"
+
+
+@pytest.mark.parametrize("name", OWNED)
+def test_machines_that_many_have_need_no_file(name):
+    found = report("--preset", "llama2-7b", "--machine", name)
+    ranks, inter, intra = OWNED[name]
+    assert found["cluster"] == {"nodes": 2, "ranks_per_node": ranks}
+    assert found["links"]["inter_gbit_s"] == inter
+    assert intra in (None, found["links"]["intra_gbit_s"])
 
 
 def test_options_come_before_files_and_files_before_defaults(machine):

@@ -43,8 +43,8 @@ FACTS = {
     "8gpu-a100-pcie.hwloc.xml": ((2, 2, 8, 2), {"SYS": 24, "PIX": 21}, [0, 1] * 4, "SYS PIX"),
     "8gpu-pcie-vm.topo.txt": ((2, 2, 8, 10), {"SYS": 145, "PIX": 8}, range(8), "PIX"),
     "aws-g5-12xlarge.nccl.xml": ((1, 1, 4, 1), {"PHB": 10}, [0] * 4, "PHB"),
-    "aws-p4de.nccl.xml": ((2, 2, 8, 4), {"SYS": 36, "PHB": 18, "PIX": 12}, [0, 0, 1, 1, 2, 2, 3, 3], "PIX"),
-    "azure-ndv4.nccl.xml": ((4, 4, 8, 8), {"SYS": 96, "PIX": 24}, range(8), "PIX"),
+    "aws-p4de.nccl.xml": ((2, 2, 8, 4), {"NV12": 28, "SYS": 20, "PHB": 10, "PIX": 8}, [0, 0, 1, 1, 2, 2, 3, 3], "PIX"),
+    "azure-ndv4.nccl.xml": ((4, 4, 8, 8), {"SYS": 72, "NV12": 28, "PIX": 20}, range(8), "PIX"),
     "dgx-a100.nccl.xml": (
         (6, 6, 8, 12),
         {"SYS": 140, "NV12": 28, "PXB": 20, "PIX": 2},
@@ -57,7 +57,7 @@ FACTS = {
         [0, 3, 4, 5, 6, 9, 10, 11],
         "PXB",
     ),
-    "power8-gpu.hwloc.xml": ((2, 2, 4, 0), {"SYS": 4, "NV2": 2}, [], ""),
+    "power8-p100.hwloc.xml": ((2, 2, 4, 0), {"SYS": 4, "NV2": 2}, [], ""),
 }
 
 
@@ -67,25 +67,33 @@ def test_recorded_machines_are_read(name):
     found = json.loads(topo("--from", MACHINES / name, "--json"))
     assert tuple(len(found[kind]) for kind in ("sockets", "numa_nodes", "gpus", "nics")) == counts
     assert Counter(link["kind"] for link in found["links"]) == pairs
-    assert [rail["nic"] for rail in found["rails"]] == [f"NIC{number}" for number in nics]
+    assert [rail["nics"] for rail in found["rails"]] == [[f"NIC{number}"] for number in nics]
     assert {rail["distance"] for rail in found["rails"]} == set(distances.split())
 
 
 def test_json():
     values = json.loads(topo("--from", G5, "--json"))
     kinds = ["sockets", "numa_nodes", "gpus", "nics", "links", "pcie"]
-    assert list(values) == ["schema", "name", "source", *kinds, "notes", "rails", "nodes"]
-    assert (values["schema"], values["name"], values["source"]) == (2, "aws-g5-12xlarge", "nccl xml")
+    assert list(values) == ["schema", "name", "source", *kinds, "notes", "rails", "nodes", "islands"]
+    assert (values["schema"], values["name"], values["source"]) == (3, "aws-g5-12xlarge", "nccl xml")
     nic = {"kind": "nic", "bus_id": "0000:00:05.0", "devices": ["NIC0"], "link_speed_gbit_s": None}
     assert values["pcie"][0]["children"][0] == nic | {"numa_node": None, "children": []}
     gpu = {"index": 3, "bus_id": "0000:00:1e.0", "model": "NVIDIA A10G", "numa_node": 0, "fabric": None}
+    gpu["c2c_gbit_s"] = None
     assert values["gpus"][3] == gpu
     nic = {"index": 0, "name": "ens5", "bus_id": "0000:00:05.0", "kind": "ethernet", "speed_gbit_s": 40.0}
     assert values["nics"] == [nic | {"numa_node": 0}]
     assert values["links"][0] == {"a": "GPU0", "b": "GPU1", "kind": "PHB", "speed_gbit_s": None}
     assert values["sockets"] == [{"index": 0, "numa_nodes": [0], "model": "AuthenticAMD family 23 model 49"}]
     assert values["numa_nodes"] == [{"index": 0, "socket": 0, "cpus": "0-47"}]
-    rail = {"local_index": 1, "gpu": "GPU1", "nic": "NIC0", "distance": "PHB", "num_sharing": 4, "speed_gbit_s": 10.0}
+    rail = {
+        "local_index": 1,
+        "gpu": "GPU1",
+        "nics": ["NIC0"],
+        "distance": "PHB",
+        "num_sharing": 4,
+        "speed_gbit_s": 10.0,
+    }
     assert values["rails"][1] == rail
 
 
@@ -116,7 +124,7 @@ def test_many_nodes_are_not_all_named():
 
 def test_a_multi_node_nvlink_domain_is_noted():
     gpu = {"index": 0, "fabric": {"cluster": "c0ffee", "clique": 3}}
-    machine = SimpleNamespace(facts={"gpus": [gpu, gpu], "notes": []}, rails=lambda: ([], []))
+    machine = SimpleNamespace(facts={"gpus": [gpu, gpu], "notes": []}, rails=lambda: ([], []), islands={})
     assert overview(machine, None)["notes"] == [
         "NVLink domain c0ffee, clique 3: where it spans several machines, they are one node"
     ]

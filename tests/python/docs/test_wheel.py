@@ -83,6 +83,14 @@ def test_name_and_requirements_say_which_torch_it_fits(wheel: Path, environment:
     assert f"'torch=={fitting(torch.__version__.partition('+')[0])}.*'" in requirements
 
 
+def test_what_it_carries_has_its_license(environment: Environment) -> None:
+    (site,) = environment.folder.glob("lib/python*/site-packages")
+    carried = {path.name.partition("-")[0].partition(".")[0] for path in site.glob("isthmus.libs/*")}
+    assert "libhwloc" in carried
+    texts = {name: next(site.glob(f"isthmus-*.dist-info/licenses/{name}.txt")).read_text() for name in carried}
+    assert "Redistribution and use in source and binary forms" in texts["libhwloc"]
+
+
 def test_the_readme_script_trains_without_a_compiler(environment: Environment) -> None:
     place = environment.says("python", "-c", "import isthmus; print(isthmus.__file__)").strip()
     assert Path(place).is_relative_to(environment.folder)

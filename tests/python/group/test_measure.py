@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,6 +152,19 @@ def test_a_link_far_below_its_interface_is_told() -> None:
     assert shortfall(MEASURED, "veth0", None) == ""  # a virtual interface may have no speed
     assert shortfall(replace(MEASURED, num_hosts=1), "eth0", 25.0) == ""  # memory, no network
     assert shortfall(replace(MEASURED, inter=None), "eth0", 25.0) == ""
+
+
+@pytest.mark.parametrize(("beside", "rated"), [((), None), (("device",), 10.0), (("lower_eth0", "lower_eth1"), 10.0)])
+def test_an_interface_that_software_made_has_no_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: tuple[str, ...], rated: float | None
+) -> None:
+    """The kernel says 10 Gbit/s of a veth; that of a bond is its ports'."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "some0")
+    for name in beside:
+        (tmp_path / "some0" / name).mkdir(parents=True)
+    (tmp_path / "some0").mkdir(exist_ok=True)
+    (tmp_path / "some0/speed").write_text("10000\n")
+    assert used_interface(tmp_path) == ("some0", rated)
 
 
 def test_the_interface_is_the_one_that_gloo_takes(monkeypatch: pytest.MonkeyPatch) -> None:
