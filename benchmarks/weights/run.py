@@ -1,4 +1,4 @@
-"""What a step of training costs to send: by isthmus.weights, by zstd, as changed elements; bits an element."""
+"""What a step of training costs to send: by isthmus.weights, by its peers, as changed elements; bits and speeds."""
 
 from copy import deepcopy
 from dataclasses import asdict
@@ -14,10 +14,14 @@ from isthmus.benchmarks.common.fsdp import make_adamw
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.report import print_machine, report_head
 from isthmus.benchmarks.weights.config import WeightsConfig
+from isthmus.benchmarks.weights.methods import speeds
 from isthmus.plan.report import figures_table
 
 _LR_BEFORE = 1e-3
-FIELDS = {"lr": "at each learning rate bits an element of bfloat16 that the last step takes"}
+FIELDS = {
+    "lr": "at each learning rate bits an element of bfloat16 that the last step takes",
+    "speeds": "at each learning rate bits, and GB/s of bfloat16 of the thread's time, of all weights as one tensor",
+}
 Weights = dict[str, Tensor]
 
 
@@ -56,15 +60,17 @@ def run_weights(config: WeightsConfig, console: Console) -> dict[str, Any]:
         before = _Training(config)
         for _ in range(config.steps):
             before.take_step()
-    rows = {}
+    rows, of_methods = {}, {}
     for lr in config.lr:
         with console.status(f"learning rate {lr:g}"):
             training = before.at(lr)
             for _ in range(config.steps_at_lr):
                 old = training.sent()
                 training.take_step()
-            rows[f"{lr:g}"] = _measured(old, training.sent())
-    return {**report_head(), "arguments": asdict(config), "fields": FIELDS, "lr": rows}
+            new = training.sent()
+            rows[f"{lr:g}"] = _measured(old, new)
+            of_methods[f"{lr:g}"] = speeds(_flat(old), _flat(new))
+    return {**report_head(), "arguments": asdict(config), "fields": FIELDS, "lr": rows, "speeds": of_methods}
 
 
 def _measured(old: Weights, new: Weights) -> dict[str, float]:
@@ -89,8 +95,12 @@ def _measured(old: Weights, new: Weights) -> dict[str, float]:
     return {"unchanged elements, a share": 1 - len(places) / after.numel(), **bits}
 
 
+def _flat(tensors: Weights) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
+
+
 def _patterns(tensors: Weights) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors.values()]).view(torch.int16)
+    return _flat(tensors).view(torch.int16)
 
 
 def _bytes_apart(words: Tensor) -> Tensor:
@@ -110,3 +120,10 @@ def print_weights(report: dict[str, Any], console: Console) -> None:
     for name in next(iter(by_lr.values())):
         table.add_row(name, *(f"{row[name]:.3f}" for row in by_lr.values()))
     console.print(table)
+    of_methods = report["speeds"]
+    speeds_table = figures_table("", "Bits, and GB/s to encode and to apply", [*of_methods])
+    for name in next(iter(of_methods.values())):
+        figures = (of_methods[lr][name] for lr in of_methods)
+        cells = (f"{one['bits']:.3f}  {one['encode GB/s']:.2f}  {one['apply GB/s']:.2f}" for one in figures)
+        speeds_table.add_row(name, *cells)
+    console.print(speeds_table)

@@ -1,165 +1,272 @@
-// The CPU executor of weight differences: loops over groups around the block algorithm and the coder. Compiled once for
-// each instruction set.
+// The CPU executor of weight differences: one thread has all words of a block. Compiled once for each instruction set.
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
 
 #include "kernels/weights/block.h"
-#include "kernels/weights/coder.h"
-#include "kernels/weights/layout.h"
-#include "kernels/weights/moves.h"
+#include "kernels/weights/words.h"
+
+// clang-tidy reads the headers of GCC, whose intrinsics it does not know.
+#if defined(__SSE2__) && !defined(__clang_analyzer__)
+#define ISTHMUS_VECTOR_MASKS
+#include <immintrin.h>
+#endif
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Sums over neighbours: the lanes' sums stand side by side, which vectorises.
-template <typename Format>
-WeightMoves moves_of(const typename Format::Bits* old_bits, const typename Format::Bits* new_bits, int64_t count,
-                     float most) {
-  std::array<float, kWeightLanes> sums{};
-  std::array<float, kWeightLanes> largest{};
-  const auto add = [&](int64_t i, int64_t lane) {
-    const float counted = counted_move<Format>(old_bits[i], new_bits[i], most);
-    sums[lane] += counted;
-    largest[lane] = largest[lane] > counted ? largest[lane] : counted;
+// A group of one thread. See kernels/block/group.h for what the members mean.
+struct SoleThread {
+  static constexpr int64_t thread() { return 0; }
+  static constexpr int64_t size() { return 1; }
+  static void sync() {}
+  static bool any(bool condition) { return condition; }
+  static uint32_t exclusive_sum(uint32_t value, uint32_t& total) {
+    total = value;
+    return 0;
+  }
+  static void fetch_or(uint64_t& word, uint64_t operand) { word |= operand; }
+};
+
+// One bit of each of 64 elements.
+inline uint64_t bit_of_each(const uint16_t* elements, int bit) {
+  uint64_t mask = 0;
+#if defined(ISTHMUS_VECTOR_MASKS) && defined(__AVX512BW__)
+  const __m512i wanted = _mm512_set1_epi16(static_cast<int16_t>(1U << bit));
+  for (int i = 0; i < 64; i += 32) {
+    mask |= uint64_t{_mm512_test_epi16_mask(_mm512_loadu_si512(elements + i), wanted)} << i;
+  }
+#elif defined(ISTHMUS_VECTOR_MASKS) && defined(__AVX2__)
+  const auto load = [&](int i) {
+    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(elements + i));
+    return _mm256_sll_epi16(found, _mm_cvtsi32_si128(15 - bit));
   };
-  int64_t i = 0;
-  for (; i + kWeightLanes <= count; i += kWeightLanes) {
-    for (int64_t lane = 0; lane < kWeightLanes; ++lane) {
-      add(i + lane, lane);
-    }
+  for (int i = 0; i < 64; i += 32) {
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi16(load(i), load(i + 16)), 0xd8);
+    mask |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(both))} << i;
   }
-  for (; i < count; ++i) {
-    add(i, 0);
+#elif defined(ISTHMUS_VECTOR_MASKS)
+  const auto load = [&](int i) {
+    const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(elements + i));
+    return _mm_sll_epi16(found, _mm_cvtsi32_si128(15 - bit));
+  };
+  for (int i = 0; i < 64; i += 16) {
+    mask |= static_cast<uint64_t>(_mm_movemask_epi8(_mm_packs_epi16(load(i), load(i + 8)))) << i;
   }
-  WeightMoves moves;
-  for (int64_t lane = 0; lane < kWeightLanes; ++lane) {
-    moves.add(WeightMoves{sums[lane], largest[lane]});
+#else
+  for (int i = 0; i < 64; ++i) {
+    mask |= uint64_t{elements[i] >> bit & 1U} << i;
   }
-  return moves;
+#endif
+  return mask;
+}
+inline uint64_t bit_of_each(const uint32_t* elements, int bit) {
+  uint64_t mask = 0;
+#if defined(ISTHMUS_VECTOR_MASKS) && defined(__AVX512BW__)
+  const __m512i wanted = _mm512_set1_epi32(static_cast<int32_t>(1U << bit));
+  for (int i = 0; i < 64; i += 16) {
+    mask |= uint64_t{_mm512_test_epi32_mask(_mm512_loadu_si512(elements + i), wanted)} << i;
+  }
+#elif defined(ISTHMUS_VECTOR_MASKS) && defined(__AVX2__)
+  for (int i = 0; i < 64; i += 8) {
+    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(elements + i));
+    const __m256i first = _mm256_sll_epi32(found, _mm_cvtsi32_si128(31 - bit));
+    mask |= uint64_t{static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(first)))} << i;
+  }
+#else
+  for (int i = 0; i < 64; ++i) {
+    mask |= uint64_t{elements[i] >> bit & 1U} << i;
+  }
+#endif
+  return mask;
 }
 
-// The last elements of a block, too few for a step.
-template <typename Bits>
-struct PaddedStep {
-  std::array<Bits, kWeightLanes> bits{};  // missing elements do not move
+// Words of which many elements change are moved in vectors. The last ones of a block are padded first.
+template <typename Format>
+struct VectorWords : WeightWords<Format> {
+  using Base = WeightWords<Format>;
+  using Bits = typename Format::Bits;
+  static constexpr int kFew = 6;
+  static constexpr int kTop = Format::kBits - 1;
 
-  PaddedStep(const Bits* present, int64_t count) { std::copy_n(present, count, bits.begin()); }
+  Bits* padded_old;
+  Bits* padded_new;
+
+  // A block's last elements, too few for a word; what is missing is +0.
+  struct Padded {
+    Bits bits[kWeightWordElements] = {};
+    Padded(const Bits* all, int num_elements) {
+      std::copy_n(all + num_elements - num_elements % kWeightWordElements, num_elements % kWeightWordElements, bits);
+    }
+  };
+
+  // The moves of a word's elements, all of them or only when they are asked for.
+  struct Values : Base::Values {
+    bool are_few;
+    alignas(64) Bits distance[kWeightWordElements];
+    alignas(64) Bits step[kWeightWordElements];
+
+    Values(const Bits* old_word, const Bits* new_word, bool few) : Base::Values{old_word, new_word}, are_few(few) {
+      if (are_few) {
+        return;
+      }
+      for (int i = 0; i < kWeightWordElements; ++i) {
+        step[i] = static_cast<Bits>(ordered_weight(new_word[i]) - ordered_weight(old_word[i]));
+        const auto down = static_cast<Bits>(0 - (step[i] >> kTop));
+        distance[i] = static_cast<Bits>((step[i] ^ down) - down);
+      }
+    }
+    uint64_t signs(uint64_t changed) const {
+      return are_few ? Base::Values::signs(changed) : gathered(bit_of_each(step, kTop), changed);
+    }
+    uint64_t bits(int place, uint64_t longer) const {
+      return are_few ? Base::Values::bits(place, longer) : gathered(bit_of_each(distance, place), longer);
+    }
+  };
+  Values values(int word, uint64_t changed) const {
+    return {old_word(word), new_word(word), count_ones(changed) <= kFew};
+  }
+
+  void split_exponents(int word, WeightMasks<Format>& masks) const {
+    for (int bit = 0; bit < kWeightClassBits; ++bit) {
+      masks.exponent[bit][word] = bit_of_each(old_word(word), Format::kMantissaBits + bit);
+    }
+  }
+
+  void split_distances(int word, WeightMasks<Format>& masks) const {
+    const Bits* before = old_word(word);
+    const Bits* now = new_word(word);
+    alignas(64) Bits differs[kWeightWordElements];
+    for (int i = 0; i < kWeightWordElements; ++i) {
+      differs[i] = before[i] != now[i] ? static_cast<Bits>(~Bits{0}) : Bits{0};
+    }
+    const uint64_t changed = bit_of_each(differs, 0);
+    if (count_ones(changed) <= kFew) {
+      for_each_one(changed, [&](int i) { Base::note_move(masks, word, i, {before[i], now[i]}); });
+      return;
+    }
+    const Values moves(before, now, false);
+    Bits any = 0;
+    for (const Bits distance : moves.distance) {
+      any |= distance;
+    }
+    uint64_t longer = 0;
+    for (int level = highest_one(any); level >= 0; --level) {
+      longer |= bit_of_each(moves.distance, level);
+      masks.level[level][word] = longer;
+    }
+  }
+
+  void move(int word, const WeightMasks<Format>& masks, int num_levels, uint64_t changed, uint64_t signs) const {
+    Bits* const elements = new_word(word);
+    if (count_ones(changed) <= kFew) {
+      Base::move_each(elements, word, masks, num_levels, changed, signs);
+      return;
+    }
+    uint64_t bits[Format::kBits];
+    for (int level = 0; level < num_levels; ++level) {
+      bits[level] = masks.level[level][word];
+    }
+    for (int first = 0; first < kWeightWordElements; first += kLanes) {
+      Vector distance{};
+      for (int level = 0; level < num_levels; ++level) {
+        const auto bit = static_cast<Bits>(1U << level);
+        distance |= where(bits[level] >> first) & bit;
+      }
+      const Vector down = where(signs >> first);
+      Vector old;
+      std::memcpy(&old, elements + first, sizeof(old));
+      const Vector moved = ordered(ordered(old) + ((distance ^ down) - down));
+      std::memcpy(elements + first, &moved, sizeof(moved));
+    }
+  }
+
+ private:
+#if defined(ISTHMUS_VECTOR_MASKS) && defined(__AVX512BW__)
+  static constexpr int kLanes = 64 / sizeof(Bits);
+  using Vector [[gnu::vector_size(64)]] = Bits;
+
+  // All bits of a lane where its bit is set.
+  [[gnu::always_inline]] static Vector where(uint64_t bits) {
+    return (Vector)(sizeof(Bits) == 2 ? _mm512_movm_epi16(static_cast<__mmask32>(bits))
+                                      : _mm512_movm_epi32(static_cast<__mmask16>(bits)));
+  }
+#else
+#ifdef __AVX2__
+  static constexpr int kLanes = 32 / sizeof(Bits);
+#else
+  static constexpr int kLanes = 16 / sizeof(Bits);
+#endif
+  using Vector [[gnu::vector_size(kLanes * sizeof(Bits))]] = Bits;
+
+  [[gnu::always_inline]] static Vector where(uint64_t bits) {
+    Vector places;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      places[lane] = static_cast<Bits>(1U << lane);
+    }
+    return (Vector)(((Vector{} + static_cast<Bits>(bits & 0xffff)) & places) != 0);
+  }
+#endif
+  [[gnu::always_inline]] static Vector ordered(Vector bits) {
+    return bits ^ ((Vector{} - (bits >> kTop)) & static_cast<Bits>((Bits{1} << kTop) - 1));
+  }
+
+  bool is_whole(int word) const { return (word + 1) * kWeightWordElements <= this->num_elements; }
+  const Bits* old_word(int word) const { return is_whole(word) ? this->old_bits + Base::first_of(word) : padded_old; }
+  Bits* new_word(int word) const { return is_whole(word) ? this->new_bits + Base::first_of(word) : padded_new; }
 };
+
+template <typename Format>
+WeightMasks<Format>& masks_in(WeightScratch& scratch) {
+  return *reinterpret_cast<WeightMasks<Format>*>(scratch.masks);
+}
 
 template <typename Format>
 int64_t encode_weight_block(const void* old_weights, const void* new_weights, int64_t count, void* out,
                             WeightScratch& scratch) {
+  using Words = VectorWords<Format>;
   using Bits = typename Format::Bits;
+  const auto num_elements = static_cast<int>(count);
   const auto* old_bits = static_cast<const Bits*>(old_weights);
-  const auto* new_bits = static_cast<const Bits*>(new_weights);
+  auto* new_bits = static_cast<Bits*>(const_cast<void*>(new_weights));  // an encoder only reads them
   const int64_t raw_bytes = count * static_cast<int64_t>(sizeof(Bits));
-  if (std::memcmp(old_bits, new_bits, raw_bytes) == 0) {
+  if (std::memcmp(old_weights, new_weights, static_cast<size_t>(raw_bytes)) == 0) {
     return 0;
   }
-  WeightBlockHeader header;
-  header.moved.fill(0);
-  uint16_t* const words_end = scratch.words.data() + scratch.words.size();
-  WeightWriter writer{words_end, scratch.escapes.data()};
-  WeightCoder<Format> coder;
-  const int64_t num_groups = (count + kWeightGroupElements - 1) / kWeightGroupElements;
-  for (int64_t index = num_groups - 1; index >= 0; --index) {
-    const int64_t begin = index * kWeightGroupElements;
-    const int64_t end = std::min(begin + kWeightGroupElements, count);
-    MoveEstimate estimate(end - begin);
-    while (!estimate.is_done()) {
-      estimate.take(moves_of<Format>(old_bits + begin, new_bits + begin, end - begin, estimate.most()));
-    }
-    header.moved[index] = estimate.log2_of_mean();
-    const int32_t scale = weight_scale<Format>(header.moved[index]);
-    int64_t first = end - end % kWeightLanes;
-    if (first < end) {
-      const PaddedStep<Bits> old_step(old_bits + first, end - first);
-      const PaddedStep<Bits> new_step(new_bits + first, end - first);
-      coder.encode(old_step.bits.data(), new_step.bits.data(), scale, first, writer);
-    }
-    for (first -= kWeightLanes; first >= begin; first -= kWeightLanes) {
-      coder.encode(old_bits + first, new_bits + first, scale, first, writer);
-    }
-  }
-  coder.end(header.states, writer);
-  const int64_t num_escapes = writer.escapes - scratch.escapes.data();
-  const int64_t words_bytes = (words_end - writer.words) * static_cast<int64_t>(sizeof(uint16_t));
-  const int64_t escape_bytes = num_escapes * static_cast<int64_t>(sizeof(uint16_t) + sizeof(Bits));
-  const int64_t bytes = static_cast<int64_t>(sizeof(header)) + words_bytes + escape_bytes;
-  auto* const target = static_cast<std::byte*>(out);
-  if (bytes >= raw_bytes) {
-    std::memcpy(target, new_bits, raw_bytes);
-    return raw_bytes;
-  }
-  header.num_escapes = static_cast<uint16_t>(num_escapes);
-  std::memcpy(target, &header, sizeof(header));
-  std::byte* place = target + sizeof(header);
-  std::memcpy(place, writer.words, words_bytes);
-  place += words_bytes;
-  for (int64_t i = num_escapes - 1; i >= 0; --i, place += sizeof(uint16_t)) {
-    std::memcpy(place, &scratch.escapes[i], sizeof(uint16_t));
-  }
-  for (int64_t i = num_escapes - 1; i >= 0; --i, place += sizeof(Bits)) {
-    std::memcpy(place, &new_bits[scratch.escapes[i]], sizeof(Bits));
-  }
+  typename Words::Padded padded_old(old_bits, num_elements);
+  typename Words::Padded padded_new(new_bits, num_elements);
+  SoleThread group;
+  WeightBlockEncoder encoder(group, masks_in<Format>(scratch), num_elements, scratch.coded,
+                             static_cast<uint32_t>(8 * raw_bytes));
+  const int64_t bytes = bytes_of_coded(
+      encoder.encode(Words{{old_bits, new_bits, num_elements}, padded_old.bits, padded_new.bits}), raw_bytes);
+  std::memcpy(out, bytes == raw_bytes ? new_weights : scratch.coded, static_cast<size_t>(bytes));
   return bytes;
 }
 
 template <typename Format>
-bool decode_weight_block(const void* block, int64_t bytes, void* weights, int64_t count) {
+bool decode_weight_block(const void* block, int64_t bytes, void* weights, int64_t count, WeightScratch& scratch) {
+  using Words = VectorWords<Format>;
   using Bits = typename Format::Bits;
+  const auto num_elements = static_cast<int>(count);
   auto* const bits = static_cast<Bits*>(weights);
-  const auto* const source = static_cast<const std::byte*>(block);
   const int64_t raw_bytes = count * static_cast<int64_t>(sizeof(Bits));
   if (bytes == 0) {
     return true;
   }
   if (bytes == raw_bytes) {
-    std::memcpy(bits, source, raw_bytes);
+    std::memcpy(bits, block, static_cast<size_t>(raw_bytes));
     return true;
   }
-  WeightBlockHeader header;
-  if (bytes < static_cast<int64_t>(sizeof(header)) || bytes > raw_bytes) {
+  if (bytes > raw_bytes || bytes % 2 != 0) {
     return false;
   }
-  std::memcpy(&header, source, sizeof(header));
-  const int64_t escape_bytes = header.num_escapes * static_cast<int64_t>(sizeof(uint16_t) + sizeof(Bits));
-  const int64_t words_bytes = bytes - static_cast<int64_t>(sizeof(header)) - escape_bytes;
-  if (words_bytes < 0 || words_bytes % sizeof(uint16_t) != 0) {
-    return false;
-  }
-  const auto* words = reinterpret_cast<const uint16_t*>(source + sizeof(header));  // blocks begin at even addresses
-  const uint16_t* const end = words + words_bytes / static_cast<int64_t>(sizeof(uint16_t));
-  WeightCoder<Format> coder;
-  coder.begin(header.states, words);
-  for (int64_t begin = 0; begin < count; begin += kWeightGroupElements) {
-    const int64_t group_end = std::min(begin + kWeightGroupElements, count);
-    const int32_t scale = weight_scale<Format>(header.moved[begin / kWeightGroupElements]);
-    int64_t first = begin;
-    for (; first + kWeightLanes <= group_end && words <= end; first += kWeightLanes) {
-      coder.decode(bits + first, scale, words);
-    }
-    if (words > end) {
-      return false;
-    }
-    if (first < group_end) {
-      PaddedStep<Bits> step(bits + first, group_end - first);
-      coder.decode(step.bits.data(), scale, words);
-      std::copy_n(step.bits.begin(), group_end - first, bits + first);
-    }
-  }
-  const std::byte* indices = source + bytes - escape_bytes;
-  const std::byte* patterns = indices + header.num_escapes * sizeof(uint16_t);
-  for (int64_t i = 0; i < header.num_escapes; ++i) {
-    uint16_t index;
-    std::memcpy(&index, indices + i * sizeof(index), sizeof(index));
-    if (index >= count) {
-      return false;
-    }
-    std::memcpy(&bits[index], patterns + i * sizeof(Bits), sizeof(Bits));
-  }
-  return words == end && coder.is_at_start();
+  typename Words::Padded padded(bits, num_elements);
+  SoleThread group;
+  auto decoder = decoder_of_block(group, masks_in<Format>(scratch), num_elements, block, bytes);
+  const bool decodes = decoder.decode(Words{{bits, bits, num_elements}, padded.bits, padded.bits});
+  const int rest = num_elements % kWeightWordElements;
+  std::copy_n(padded.bits, rest, bits + num_elements - rest);
+  return decodes;
 }
 
 template <typename Format>

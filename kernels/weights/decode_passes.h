@@ -1,11 +1,14 @@
-// Decodes weight differences on many groups, a team of 16 lanes for each block, once checksums and directories are
-// found right. Whatever was received, only the job's memory is touched.
+// Decodes weight differences on many groups, a block at a time each, once checksums and directories are found right.
+// Whatever was received, only the job's memory is touched.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/block/packet_passes.h"
+#include "kernels/weights/block.h"
+#include "kernels/weights/formats.h"
 #include "kernels/weights/job.h"
-#include "kernels/weights/lane_decoder.h"
-#include "kernels/weights/team.h"
+#include "kernels/weights/words.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -151,12 +154,12 @@ ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8
 template <typename Format>
 struct DecodeWeights {
   static constexpr int kThreads = kWeightThreads;
-  static constexpr int64_t kMaxSharedBytes = kIsCoded<Format> ? sizeof(WeightDecodeTable) : 0;
+  static constexpr int kResidentGroups = kResidentWeightGroups;
+  static constexpr int64_t kMaxSharedBytes = bytes_of_masks<Format>();
   using Bits = typename Format::Bits;
 
   WeightDecodeJob job;
   WeightShape shape;
-  WeightEncodeTable table;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -165,19 +168,16 @@ struct DecodeWeights {
       write_nan([&](int64_t count, auto write) { for_each_of_all(group, count, write); });
       return;
     }
-    if constexpr (kIsCoded<Format>) {
-      decode_blocks(group);
-    } else {
-      for_each_by_group(group, job.num_nodes * shape.num_blocks(), [&](int64_t i) {
-        const int64_t node = i / shape.num_blocks();
-        const int64_t block = i % shape.num_blocks();
-        if (bytes_of(node, block) > 0) {
-          for_each_of_group(group, shape.bytes_of(block), [&](int64_t k) {
-            place_of(node, block)[k] = packet_of(job, node)[begin_of(node, block) + k];
-          });
-        }
-      });
-    }
+    for_each_by_group(group, job.num_nodes * shape.num_blocks(), [&](int64_t i) {
+      const int64_t node = i / shape.num_blocks();
+      const int64_t block = i % shape.num_blocks();
+      const uint32_t bytes = bytes_of(node, block);
+      if (bytes == shape.bytes_of(block)) {
+        copy_block(group, node, block);
+      } else if (bytes > 0 && !decode(group, node, block, bytes) && group.thread() == 0) {
+        group.fetch_min(job.bad_blocks[node], static_cast<uint32_t>(block));
+      }
+    });
     if (group.is_last(job.state->arrived)) {
       conclude(group);
     }
@@ -217,128 +217,28 @@ struct DecodeWeights {
     }
   }
 
+  // A block that was sent as it is.
   template <typename Group>
-  ISTHMUS_DEVICE void decode_blocks(Group& group) const {
-    auto& shared = group.template shared<WeightDecodeTable>();
-    bool is_filled = false;
-    const WeightTeam<Group> team(group);
-    const int64_t num_teams = team.teams_of(group);
-    const int64_t num_items = job.num_nodes * shape.num_blocks();
-    for (int64_t first = group.group_number() * num_teams; first < num_items; first += group.num_groups() * num_teams) {
-      const int64_t item = first + team.number();
-      const int64_t node = item < num_items ? item / shape.num_blocks() : job.node;
-      const int64_t block = item < num_items ? item % shape.num_blocks() : 0;
-      const uint32_t bytes = bytes_of(node, block);
-      if (!group.any(bytes > 0)) {
-        continue;
-      }
-      if (!is_filled) {
-        fill_table(group, table, shared);
-        group.sync();
-        is_filled = true;
-      }
-      if (!decode(team, shared, node, block, bytes) && team.thread() == 0) {
-        group.fetch_min(job.bad_blocks[node], static_cast<uint32_t>(block));
-      }
-    }
+  ISTHMUS_DEVICE void copy_block(const Group& group, int64_t node, int64_t block) const {
+    using Unit = std::conditional_t<kIsCoded<Format>, uint16_t, uint8_t>;
+    const auto* from = reinterpret_cast<const Unit*>(packet_of(job, node) + begin_of(node, block));
+    auto* to = reinterpret_cast<Unit*>(place_of(node, block));
+    for_each_of_group(group, shape.bytes_of(block) / static_cast<int64_t>(sizeof(Unit)),
+                      [=](int64_t i) { to[i] = from[i]; });
   }
 
-  static constexpr int kUnitsOfBits = sizeof(Bits) / sizeof(uint16_t);
-  static constexpr int kHeaderUnits = sizeof(WeightBlockHeader) / sizeof(uint16_t);
-  static constexpr int kUnitsOfMoved = kWeightGroups * sizeof(int8_t) / sizeof(uint16_t);
-
-  static ISTHMUS_DEVICE Bits pattern_at(const uint16_t* units) {
-    if constexpr (kUnitsOfBits == 1) {
-      return units[0];
+  // Whether the block decodes.
+  template <typename Group>
+  ISTHMUS_DEVICE bool decode(Group& group, int64_t node, int64_t block, uint32_t bytes) const {
+    if constexpr (kIsCoded<Format>) {
+      auto* bits = reinterpret_cast<Bits*>(place_of(node, block));
+      const auto count = static_cast<int>(shape.elements_of(block));
+      auto& masks = group.template shared<WeightMasks<Format>>();
+      auto decoder = decoder_of_block(group, masks, count, packet_of(job, node) + begin_of(node, block), bytes);
+      return bytes % 2 == 0 && decoder.decode(WeightWords<Format>{bits, bits, count});
     } else {
-      return units[0] | uint32_t{units[1]} << 16;
+      return false;
     }
-  }
-
-  // Whether the block decodes. With 0 bytes there is nothing to do.
-  template <typename Group>
-  ISTHMUS_DEVICE bool decode(const WeightTeam<Group>& team, const WeightDecodeTable& shared, int64_t node,
-                             int64_t block, uint32_t bytes) const {
-    const int count = static_cast<int>(shape.elements_of(block));
-    const auto* units =
-        bytes == 0 ? nullptr : reinterpret_cast<const uint16_t*>(packet_of(job, node) + begin_of(node, block));
-    auto* bits = reinterpret_cast<Bits*>(place_of(node, block));
-    const bool is_whole = bytes == static_cast<uint32_t>(count) * sizeof(Bits);
-    if (is_whole) {
-      for (int i = team.thread(); i < count; i += team.kThreads) {
-        bits[i] = pattern_at(units + i * kUnitsOfBits);
-      }
-    }
-    bool is_coded = bytes > 0 && !is_whole;
-    const int num_units = static_cast<int>(bytes / 2);
-    const bool has_header = is_coded && bytes % 2 == 0 && num_units >= kHeaderUnits;
-    const int num_escapes = has_header ? units[kHeaderUnits - 1] : 0;
-    const int num_words = num_units - kHeaderUnits - num_escapes * (1 + kUnitsOfBits);
-    bool decodes = !is_coded || (has_header && num_words >= 0);
-    is_coded = is_coded && decodes;
-    WeightLaneDecoder<Format, Group> decoder(team, shared, units + kHeaderUnits, is_coded ? num_words : 0);
-    decoder.begin(units + kUnitsOfMoved, is_coded);
-    ISTHMUS_DO_NOT_UNROLL
-    for (int index = 0; index < kWeightGroups; ++index) {
-      const int begin = index * static_cast<int>(kWeightGroupElements);
-      const int left = is_coded ? count - begin : 0;
-      const int here = left < 0 ? 0 : left < kWeightGroupElements ? left : static_cast<int>(kWeightGroupElements);
-      if (!team.any(here > 0)) {
-        break;
-      }
-      const auto moved = static_cast<int8_t>(here > 0 ? units[index / 2] >> (index % 2 * 8) : 0);
-      decode_group(team, decoder, bits + begin, weight_scale<Format>(moved), here);
-    }
-    const bool is_at_end = decoder.is_at_end();
-    if (is_coded) {
-      decodes = is_at_end && patch_escapes(team, units + kHeaderUnits + num_words, num_escapes, bits, count);
-    }
-    return decodes;
-  }
-
-  // Elements of this many steps are loaded while those before are decoded.
-  static constexpr int kAhead = 4;
-  static constexpr int kSteps = static_cast<int>(kWeightGroupElements) / kWeightLanes;
-
-  template <typename Group>
-  static ISTHMUS_DEVICE void decode_group(const WeightTeam<Group>& team, WeightLaneDecoder<Format, Group>& decoder,
-                                          Bits* bits, int32_t scale, int count) {
-    constexpr int kOwn = WeightTeam<Group>::kOwn;
-    WeightSteps<Bits, kAhead, kOwn> ahead;
-    ahead.load(team, bits, 0, count);
-    ISTHMUS_DO_NOT_UNROLL
-    for (int first = 0; first < kSteps; first += kAhead) {
-      auto now = ahead;
-      if (first + kAhead < kSteps) {
-        ahead.load(team, bits, first + kAhead, count);
-      }
-      ISTHMUS_UNROLL
-      for (int step = 0; step < kAhead; ++step) {
-        const int index = (first + step) * kWeightLanes;
-        decoder.decode(now.bits[step], scale, index < count);
-        for (int own = 0; own < kOwn; ++own) {
-          if (index + team.lane(own) < count) {
-            bits[index + team.lane(own)] = now.bits[step][own];
-          }
-        }
-      }
-    }
-  }
-
-  // Returns whether all escapes lie in the block. A thread patches elements that it wrote, so it needs no barrier.
-  template <typename Group>
-  static ISTHMUS_DEVICE bool patch_escapes(const WeightTeam<Group>& team, const uint16_t* escapes, int num_escapes,
-                                           Bits* bits, int count) {
-    constexpr int kOwn = WeightTeam<Group>::kOwn;
-    bool are_inside = true;
-    for (int i = 0; i < num_escapes; ++i) {
-      const int index = escapes[i];
-      are_inside = are_inside && index < count;
-      if (index < count && index % kWeightLanes / kOwn == team.thread()) {
-        bits[index] = pattern_at(escapes + num_escapes + i * kUnitsOfBits);
-      }
-    }
-    return are_inside;
   }
 
   // All threads of one group.

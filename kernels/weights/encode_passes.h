@@ -1,11 +1,12 @@
-// Encodes weight differences on many groups. Blocks are compared, coded by teams of 16 lanes in their own areas, and
-// moved to their places in the packet once all sizes are known.
+// Encodes weight differences on many groups. Blocks are compared, coded in their own areas, and moved to their places
+// in the packet once all sizes are known.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
+#include "kernels/weights/block.h"
+#include "kernels/weights/formats.h"
 #include "kernels/weights/job.h"
-#include "kernels/weights/lane_encoder.h"
-#include "kernels/weights/team.h"
+#include "kernels/weights/words.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -111,34 +112,20 @@ ISTHMUS_DEVICE void write_header(Group& group, const WeightEncodeJob& job, uint6
 template <typename Format>
 struct CodeWeights {
   static constexpr int kThreads = kWeightThreads;
-  static constexpr int64_t kMaxSharedBytes = sizeof(WeightEncodeTable);
-  using Bits = typename Format::Bits;
+  static constexpr int kResidentGroups = kResidentWeightGroups;
+  static constexpr int64_t kMaxSharedBytes = bytes_of_masks<Format>();
 
   WeightEncodeJob job;
   WeightShape shape;
-  WeightEncodeTable table;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if constexpr (kIsCoded<Format>) {
-      auto& shared = group.template shared<WeightEncodeTable>();
-      bool is_filled = false;
-      const WeightTeam<Group> team(group);
-      const int64_t num_teams = team.teams_of(group);
-      for (int64_t first = group.group_number() * num_teams; first < shape.num_blocks();
-           first += group.num_groups() * num_teams) {
-        const int64_t block = first + team.number();
-        const bool is_active = block < shape.num_blocks() && job.block_bytes[block] != 0;
-        if (!group.any(is_active)) {
-          continue;
+      for_each_by_group(group, shape.num_blocks(), [&](int64_t block) {
+        if (job.block_bytes[block] != 0) {
+          encode(group, block);
         }
-        if (!is_filled) {
-          fill_table(group, table, shared);
-          group.sync();
-          is_filled = true;
-        }
-        encode(team, shared, is_active ? block : 0, is_active);
-      }
+      });
     }
     if (group.is_last(job.state->arrived)) {
       place(group);
@@ -147,87 +134,21 @@ struct CodeWeights {
 
  private:
   template <typename Group>
-  ISTHMUS_DEVICE void encode(const WeightTeam<Group>& team, const WeightEncodeTable& shared, int64_t block,
-                             bool is_active) const {
-    const auto* old_bits = static_cast<const Bits*>(job.before.data) + block * kWeightBlockElements;
-    const auto* new_bits = static_cast<const Bits*>(job.shard.data) + block * kWeightBlockElements;
-    const int count = is_active ? static_cast<int>(shape.elements_of(block)) : 0;
-    const int area_units = count * static_cast<int>(sizeof(Bits) / sizeof(uint16_t));
-    auto* area = reinterpret_cast<uint16_t*>(job.areas + shape.begin_of(block));
-    WeightBlockParts& parts = job.coded[block];
-    WeightLaneEncoder<Format, Group> encoder(team, shared, area, area_units);
-    ISTHMUS_DO_NOT_UNROLL
-    for (int index = static_cast<int>(kWeightGroups) - 1; index >= 0; --index) {
-      const int begin = index * static_cast<int>(kWeightGroupElements);
-      const int left = count - begin;
-      const int here = left < 0 ? 0 : left < kWeightGroupElements ? left : static_cast<int>(kWeightGroupElements);
-      int8_t moved = 0;
-      if (team.any(here > 0)) {
-        const int8_t found = move_of(team, old_bits + begin, new_bits + begin, here);
-        moved = here > 0 ? found : int8_t{0};
-        encode_group(team, encoder, old_bits, new_bits, weight_scale<Format>(moved), begin, here);
-      }
-      if (is_active && team.thread() == 0) {
-        parts.moved[index] = moved;
-      }
+  ISTHMUS_DEVICE void encode(Group& group, int64_t block) const {
+    using Bits = typename Format::Bits;
+    const int64_t first = block * kWeightBlockElements;
+    const int64_t raw_bytes = shape.bytes_of(block);
+    const auto count = static_cast<int>(shape.elements_of(block));
+    const WeightWords<Format> words = {static_cast<const Bits*>(job.before.data) + first,
+                                       static_cast<Bits*>(const_cast<void*>(job.shard.data)) + first, count};
+    WeightBlockEncoder encoder(group, group.template shared<WeightMasks<Format>>(), count,
+                               reinterpret_cast<uint64_t*>(job.areas + shape.begin_of(block)),
+                               static_cast<uint32_t>(8 * raw_bytes));
+    const uint32_t num_bits = encoder.encode(words);
+    group.sync();  // all have read that the block changed
+    if (group.thread() == 0) {
+      job.block_bytes[block] = static_cast<uint32_t>(bytes_of_coded(num_bits, raw_bytes));
     }
-    encoder.end(parts, is_active);
-    if (is_active && team.thread() == 0) {
-      const int64_t raw_bytes = shape.bytes_of(block);
-      job.block_bytes[block] = static_cast<uint32_t>(encoder.bytes() < raw_bytes ? encoder.bytes() : raw_bytes);
-    }
-  }
-
-  // Elements of this many steps are loaded while those before are encoded.
-  static constexpr int kAhead = 4;
-  static constexpr int kSteps = static_cast<int>(kWeightGroupElements) / kWeightLanes;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void encode_group(const WeightTeam<Group>& team, WeightLaneEncoder<Format, Group>& encoder,
-                                   const Bits* old_bits, const Bits* new_bits, int32_t scale, int begin,
-                                   int count) const {
-    WeightSteps<Bits, kAhead, WeightTeam<Group>::kOwn> old_ahead;
-    WeightSteps<Bits, kAhead, WeightTeam<Group>::kOwn> new_ahead;
-    old_ahead.load(team, old_bits + begin, kSteps - kAhead, count);
-    new_ahead.load(team, new_bits + begin, kSteps - kAhead, count);
-    ISTHMUS_DO_NOT_UNROLL
-    for (int first = kSteps - kAhead; first >= 0; first -= kAhead) {
-      const auto old_now = old_ahead;
-      const auto new_now = new_ahead;
-      if (first > 0) {
-        old_ahead.load(team, old_bits + begin, first - kAhead, count);
-        new_ahead.load(team, new_bits + begin, first - kAhead, count);
-      }
-      ISTHMUS_UNROLL
-      for (int step = kAhead - 1; step >= 0; --step) {
-        const int index = (first + step) * kWeightLanes;
-        encoder.encode(old_now.bits[step], new_now.bits[step], scale, begin + index, index < count);
-      }
-    }
-  }
-
-  // The estimate of a group of `count` elements.
-  template <typename Group>
-  ISTHMUS_DEVICE int8_t move_of(const WeightTeam<Group>& team, const Bits* old_bits, const Bits* new_bits,
-                                int count) const {
-    constexpr int kOwn = WeightTeam<Group>::kOwn;
-    const int in_steps = count - count % kWeightLanes;
-    MoveEstimate estimate(count);
-    while (team.any(!estimate.is_done())) {
-      const float most = estimate.most();
-      WeightMoves moves[kOwn];
-      for (int own = 0; own < kOwn; ++own) {
-        const int lane = team.lane(own);
-        for (int i = lane; i < in_steps; i += kWeightLanes) {
-          moves[own].add(counted_move<Format>(old_bits[i], new_bits[i], most));
-        }
-        for (int i = in_steps; lane == 0 && i < count; ++i) {
-          moves[own].add(counted_move<Format>(old_bits[i], new_bits[i], most));
-        }
-      }
-      estimate.take(team.add_up(moves));
-    }
-    return estimate.log2_of_mean();
   }
 
   // All threads of one group.
@@ -277,7 +198,8 @@ struct PlaceWeights {
       if (bytes == shape.bytes_of(block)) {
         for_each_of_group(group, (bytes + 1) / 2, [&](int64_t i) { units[i] = unit_of_shard(block, i); });
       } else if constexpr (kIsCoded<Format>) {
-        for_each_of_group(group, bytes / 2, [&](int64_t i) { units[i] = unit_of_coded(block, i); });
+        const auto* coded = reinterpret_cast<const uint16_t*>(job.areas + shape.begin_of(block));
+        for_each_of_group(group, bytes / 2, [&](int64_t i) { units[i] = coded[i]; });
       }
     });
     if (group.group_number() == 0) {
@@ -295,45 +217,12 @@ struct PlaceWeights {
   ISTHMUS_DEVICE uint16_t unit_of_shard(int64_t block, int64_t i) const {
     const uint8_t* begin = static_cast<const uint8_t*>(job.shard.data) + shape.begin_of(block);
     if constexpr (kIsCoded<Format>) {
-      return unit_of(reinterpret_cast<const Bits*>(begin)[i / kUnitsOfBits], i % kUnitsOfBits);
+      return static_cast<uint16_t>(uint32_t{reinterpret_cast<const Bits*>(begin)[i / kUnitsOfBits]} >>
+                                   (16 * (i % kUnitsOfBits)));
     } else {
       const bool has_second = 2 * i + 1 < shape.bytes_of(block);
       return static_cast<uint16_t>(begin[2 * i] | (has_second ? begin[2 * i + 1] << 8 : 0));
     }
-  }
-  static ISTHMUS_DEVICE uint16_t unit_of(Bits pattern, int64_t unit) {
-    return static_cast<uint16_t>(uint32_t{pattern} >> (16 * unit));
-  }
-
-  // Unit i of a coded block. WeightBlockHeader, words, places of escapes and their patterns follow one another.
-  ISTHMUS_DEVICE uint16_t unit_of_coded(int64_t block, int64_t i) const {
-    const WeightBlockParts& parts = job.coded[block];
-    const auto* area = reinterpret_cast<const uint16_t*>(job.areas + shape.begin_of(block));
-    if (i < kWeightGroups / 2) {
-      return static_cast<uint16_t>(static_cast<uint8_t>(parts.moved[2 * i]) |
-                                   static_cast<uint8_t>(parts.moved[2 * i + 1]) << 8);
-    }
-    i -= kWeightGroups / 2;
-    if (i < kWeightLanes) {
-      return parts.states[i];
-    }
-    i -= kWeightLanes;
-    if (i == 0) {
-      return parts.num_escapes;
-    }
-    i -= 1;
-    const int64_t area_units = shape.elements_of(block) * kUnitsOfBits;
-    if (i < parts.num_words) {
-      return area[area_units - parts.num_words + i];
-    }
-    i -= parts.num_words;
-    const uint16_t* last_escape = area + parts.num_escapes - 1;  // they come in descending order
-    if (i < parts.num_escapes) {
-      return last_escape[-i];
-    }
-    i -= parts.num_escapes;
-    const auto* bits = static_cast<const Bits*>(job.shard.data) + block * kWeightBlockElements;
-    return unit_of(bits[last_escape[-(i / kUnitsOfBits)]], i % kUnitsOfBits);
   }
 };
 

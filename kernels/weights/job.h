@@ -22,15 +22,6 @@ struct WeightHeaderWords {
   uint64_t word[kWeightHeaderWords] = {};
 };
 
-// What is known of a coded block before it has its place.
-struct WeightBlockParts {
-  int8_t moved[16];
-  uint16_t states[16];
-  uint16_t num_escapes;
-  uint16_t unused;
-  uint32_t num_words;
-};
-
 struct WeightEncodeState {
   uint64_t packet_bytes = 0;
   uint32_t arrived = 0;  // groups at the end of the pass under way
@@ -45,11 +36,10 @@ struct WeightEncodeJob {
   uint8_t* sent;        // header and packet, at a multiple of 16
   int64_t most_bytes;   // of the packet
 
-  uint8_t* areas;  // as many bytes for a block as its elements have: escapes from the front, words from the end
-  WeightBlockParts* coded;  // of each block
-  uint32_t* block_bytes;    // of each block; 0: unchanged
-  uint64_t* places;         // of each block in the packet
-  ChecksumParts parts;      // of the packet
+  uint8_t* areas;         // for coded blocks: as many bytes as the elements have, and up to whole words of 8
+  uint32_t* block_bytes;  // of each block; 0: unchanged
+  uint64_t* places;       // of each block in the packet
+  ChecksumParts parts;    // of the packet
   ChecksumParts replica_parts;
   WeightEncodeState* state;
 };
@@ -65,7 +55,7 @@ struct WeightDecodeJob {
   static constexpr uint32_t kNoBlock = 0xffffffff;
 
   const WeightHeaderWords* headers;  // of all nodes
-  const uint8_t* packets;            // each node's in its row, at multiples of 16
+  const uint8_t* packets;            // each node's in its row, at multiples of 16; 16 bytes behind it may be read
   int64_t row_bytes;                 // a multiple of 16
   int64_t num_nodes;                 // of the rail
   int64_t node;                      // this rank's, whose row is not read; num_nodes: none of them

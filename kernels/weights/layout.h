@@ -2,7 +2,7 @@
 // code, its source and what it costs; docs/packet_format.md the bytes.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "isthmus/buffer.h"
@@ -11,24 +11,11 @@
 
 namespace isthmus::kernels {
 
-inline constexpr int kWeightLanes = 16;                 // element i of a block belongs to lane i mod 16
-inline constexpr int64_t kWeightBlockElements = 16384;  // 1024 a lane: a lane's state costs about 26 bits
-inline constexpr int64_t kWeightGroupElements = 1024;   // neighbours that share one estimate of how far they moved
-inline constexpr int64_t kWeightGroups = kWeightBlockElements / kWeightGroupElements;
-
-// Symbols: 32 tokens under one of 16 laws, each a row of frequencies that sum up to 1024 (laws.h).
-inline constexpr int kWeightLaws = 16;
-inline constexpr int kWeightTokens = 32;
-inline constexpr int kWeightEscape = 31;    // the token of an element whose new pattern is sent as it is
-inline constexpr int kWeightNoChange = 15;  // the token of an element that did not move, in a law of small steps
-inline constexpr int kWeightSlotBits = 10;
-inline constexpr int kWeightSlots = 1 << kWeightSlotBits;
-
-// States of the coder lie in [2^10, 2^26). What exceeds that is sent in words of 16 bits.
-inline constexpr uint32_t kWeightLeastState = 1U << kWeightSlotBits;
-inline constexpr int kWeightWordBits = 16;
-// In a step a lane sends at most one word for its token, and one for each kWeightPlainBits plain bits.
-inline constexpr int kWeightPlainBits = 10;
+inline constexpr int kWeightWordElements = 64;  // neighbours that share the words of masks
+inline constexpr int kWeightBlockWords = 256;
+inline constexpr int64_t kWeightBlockElements = int64_t{kWeightWordElements} * kWeightBlockWords;
+// An element's class: so many lower bits of its old exponent, or fewer of these, the upper ones.
+inline constexpr int kWeightClassBits = 4;
 
 // A floating-point type as bits: sign, exponent, mantissa.
 template <typename BitsType, int mantissa_bits>
@@ -36,23 +23,20 @@ struct WeightFormat {
   using Bits = BitsType;
   static constexpr int kBits = 8 * sizeof(Bits);
   static constexpr int kMantissaBits = mantissa_bits;
-  static constexpr int kExponentBits = kBits - 1 - mantissa_bits;
-  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
-  static constexpr int kPlainStages = (mantissa_bits + kWeightPlainBits - 1) / kWeightPlainBits;
-  // The most words of a block.
-  static constexpr int64_t kMostWords = kWeightBlockElements * (1 + kPlainStages) + kWeightLanes;
 };
 using BFloat16Weights = WeightFormat<uint16_t, 7>;
 using Float16Weights = WeightFormat<uint16_t, 10>;
 using Float32Weights = WeightFormat<uint32_t, 23>;
 
-// Begins a coded block; words, then indices and patterns of escapes follow.
-struct WeightBlockHeader {
-  std::array<int8_t, kWeightGroups> moved;    // log2 of the mean |new - old| of each group, rounded
-  std::array<uint16_t, kWeightLanes> states;  // of the lanes, at the start of decoding
-  uint16_t num_escapes = 0;
+// What encoding or decoding of a block keeps, a bit for each element. Contents do not matter between blocks.
+template <typename Format>
+struct WeightMasks {
+  uint64_t exponent[kWeightClassBits][kWeightBlockWords];  // lower bits of old exponents
+  uint64_t level[Format::kBits][kWeightBlockWords];        // whether the distance has more than so many bits
+  uint64_t members[kWeightBlockWords];                     // whose bits a string has, of words that have some
+  uint16_t places[kWeightBlockWords];                      // of these words
+  uint64_t string[kWeightBlockWords + 2];                  // a string that is sent as gaps
 };
-static_assert(sizeof(WeightBlockHeader) == 50);
 
 // How a shard is cut into blocks, of which the last may have fewer elements. A packet begins with a directory of the
 // blocks' bytes.
@@ -72,10 +56,10 @@ struct WeightShape {
 };
 inline WeightShape weight_shape(ConstBuffer shard) { return {shard.num_elements, element_bytes(shard.dtype)}; }
 
-// What is written of a block before its size is known: about 160 KiB. Contents do not matter between calls.
+// What the CPU works in: about 140 KiB. Contents do not matter between calls.
 struct WeightScratch {
-  std::array<uint16_t, Float32Weights::kMostWords + 8> words;  // eight more: a vector is stored at once
-  std::array<uint16_t, kWeightBlockElements> escapes;
+  alignas(64) std::byte masks[sizeof(WeightMasks<Float32Weights>)];  // of any format
+  uint64_t coded[kWeightBlockElements * sizeof(float) / sizeof(uint64_t)];
 };
 
 // The loops for one type of weights. Blocks have 1 to kWeightBlockElements elements.
@@ -83,9 +67,9 @@ struct WeightKernels {
   // Writes to `out` what turns `old_weights` into `new_weights`, bit for bit, and returns its bytes. `out` has room for
   // the elements' bytes. 0: they are equal. As many bytes as the elements: the new weights themselves.
   int64_t (*encode)(const void* old_weights, const void* new_weights, int64_t count, void* out, WeightScratch& scratch);
-  // Turns the old weights into the new ones. `block` begins at an even address, and 128 bytes behind it may be read.
+  // Turns the old weights into the new ones. The words of 8 bytes that `block` lies in, and the next, may be read.
   // False: no encoder makes such a block, and the weights are undefined.
-  bool (*decode)(const void* block, int64_t bytes, void* weights, int64_t count);
+  bool (*decode)(const void* block, int64_t bytes, void* weights, int64_t count, WeightScratch& scratch);
 };
 
 struct WeightKernelTable {

@@ -10,11 +10,6 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline int64_t at_least_one(int64_t groups) { return groups < 1 ? 1 : groups; }
 
-// How many groups have a team for each of so many blocks.
-inline int64_t groups_for_weight_blocks(int64_t num_blocks) {
-  return at_least_one(divide_up(num_blocks, kWeightThreads / kWeightLanes));
-}
-
 template <typename Executor>
 void run_passes(Executor& executor, const WeightEncodeJob& job) {
   if (job.before.data == nullptr) {
@@ -28,8 +23,7 @@ void run_passes(Executor& executor, const WeightEncodeJob& job) {
   }
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
     executor.run(CompareWeights<Format>{job, shape}, at_least_one(shape.num_blocks()));
-    executor.run(CodeWeights<Format>{job, shape, weight_encode_table()},
-                 kIsCoded<Format> ? groups_for_weight_blocks(shape.num_blocks()) : 1);
+    executor.run(CodeWeights<Format>{job, shape}, kIsCoded<Format> ? at_least_one(shape.num_blocks()) : 1);
     executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()));
     executor.run(SealWeights{job}, checksum_groups_of_words(job.most_bytes / kChecksumWordBytes));
   });
@@ -41,9 +35,7 @@ void run_passes(Executor& executor, const WeightDecodeJob& job) {
   executor.run(BeginDecodingWeights{job}, 1);
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
     executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.row_bytes / kChecksumWordBytes));
-    executor.run(DecodeWeights<Format>{job, shape, weight_encode_table()},
-                 kIsCoded<Format> ? groups_for_weight_blocks(job.num_nodes * shape.num_blocks())
-                                  : at_least_one(job.num_nodes * shape.num_blocks()));
+    executor.run(DecodeWeights<Format>{job, shape}, at_least_one(job.num_nodes * shape.num_blocks()));
   });
 }
 

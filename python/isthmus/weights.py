@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "encode"]
 
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"ISHU"
 # Magic, version, CRC-32 and bytes of the table, which is JSON: [name, dtype, shape, bytes] of each tensor.
 _HEAD = struct.Struct("<4sIII")

@@ -36,7 +36,7 @@ def sealed(record: bytes) -> bytes:
     return bytes(head) + packet
 
 
-def update_of(table: bytes, records: bytes, version: int = 1) -> bytes:
+def update_of(table: bytes, records: bytes, version: int = 2) -> bytes:
     return HEAD.pack(b"ISHU", version, zlib.crc32(table), len(table)) + table + records
 
 

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "base/rounding.h"
 #include "codec/device_jobs.h"
 #include "isthmus/error.h"
 #include "kernels/weights/layout.h"
@@ -45,9 +46,8 @@ int64_t carve(kernels::WeightEncodeJob& job, ConstBuffer shard, void* memory) {
   job.replica_parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(1));
   job.places = carver.take<uint64_t>(num_blocks);
   job.block_bytes = carver.take<uint32_t>(num_blocks);
-  job.coded = carver.take<kernels::WeightBlockParts>(num_blocks);
   carver.align();
-  job.areas = carver.take<uint8_t>(WeightPackets::is_coded(shard.dtype) ? shard.bytes() : 0);
+  job.areas = carver.take<uint8_t>(WeightPackets::is_coded(shard.dtype) ? round_up(shard.bytes(), 8) : 0);
   return carver.bytes();
 }
 

@@ -87,7 +87,8 @@ void WeightPackets::decode(ConstBuffer packet, Buffer replica) {
     const int64_t length = entry;
     bool fits = place + length <= packet_bytes;
     if (fits && is_coded(replica.dtype)) {
-      fits = kernels::weight_kernels(replica.dtype).decode(begin + place, length, weights.data, weights.num_elements);
+      fits = kernels::weight_kernels(replica.dtype)
+                 .decode(begin + place, length, weights.data, weights.num_elements, *scratch_);
     } else if (fits && length > 0) {
       fits = length == weights.bytes();
       std::memcpy(weights.data, begin + place, fits ? static_cast<size_t>(length) : 0);

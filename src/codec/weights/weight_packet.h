@@ -14,7 +14,7 @@ namespace isthmus {
 // What the ranks of a rail tell each other before packets cross. Little-endian, and copied as it is.
 struct WeightHeader {
   static constexpr uint32_t kMagic = 0x57485349;  // "ISHW"
-  static constexpr uint8_t kVersion = 2;
+  static constexpr uint8_t kVersion = 3;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
@@ -44,7 +44,7 @@ class WeightPackets {
   // The most bytes that a packet of this shard can have.
   static int64_t most_bytes(ConstBuffer shard);
   // Memory that must lie behind a packet: it may be read or written, and its contents do not matter.
-  static constexpr int64_t kMarginBytes = 128;
+  static constexpr int64_t kMarginBytes = 16;
 
   // Writes what turns `replica` into `shard`, and returns its bytes; 0 if they are equal, bit for bit. `packet` has
   // room for most_bytes(shard) and the margin.

@@ -64,7 +64,7 @@ class Translate {
     all(job.wire_index, job.cells, job.out, job.counts, job.rows, job.slabs, job.keys_before);
   }
   void shared(WeightEncodeJob& job) const {
-    all(job.before, job.shard, job.replica, job.sent, job.areas, job.coded, job.block_bytes, job.places, job.parts,
+    all(job.before, job.shard, job.replica, job.sent, job.areas, job.block_bytes, job.places, job.parts,
         job.replica_parts, job.state);
   }
   void shared(WeightDecodeJob& job) const {

@@ -103,17 +103,15 @@ def test_each_bit() -> None:
         assert_refused(OLD, damaged, isthmus.PacketError, "update|corrupt|magic|expected|begin")
 
 
-def test_later_versions() -> None:
+@pytest.mark.parametrize("distance", [-1, 1])
+def test_other_versions(distance: int) -> None:
     table, records = parts_of(UPDATE)
-    assert_refused(OLD, update_of(table, records, 2), isthmus.PacketError, "an update of version 2, where 1 is known")
-    later = bytearray(records)
-    later[4] += 1
-    assert_refused(
-        OLD,
-        update_of(table, sealed(later)),
-        isthmus.PacketError,
-        "the tensor: version of packets of weights 3, where 2 is expected",
-    )
+    words = f"an update of version {2 + distance}, where 2 is known"
+    assert_refused(OLD, update_of(table, records, 2 + distance), isthmus.PacketError, words)
+    other = bytearray(records)
+    other[4] += distance
+    words = f"the tensor: version of packets of weights {3 + distance}, where 3 is expected"
+    assert_refused(OLD, update_of(table, sealed(other)), isthmus.PacketError, words)
 
 
 def test_other_files() -> None:

@@ -129,32 +129,32 @@ TEST(WeightDecodeOnDevice, AfterAFaultAllIsRefused) {
   expect_nan(rail, decode_on_device(rail, 0, kCut, fault));
 }
 
-// Damage that only a look at each part of a block finds.
+// Damage that only a look at each part of a block finds. The block is the example of docs/packet_format.md.
 TEST(WeightDecodeOnDevice, BlocksThatNoEncoderMakes) {
-  constexpr int64_t kCount = 3000;
-  std::vector<double> values = moved(weights(kCount), 1e-4);
-  values[100] = 1e6;
-  const Array before(weights(kCount), DataType::kBFloat16);
-  const Array now(values, DataType::kBFloat16);
+  const Array before(std::vector<double>(40, .25), DataType::kBFloat16);
+  Array now = before;
+  now.buffer().as<uint16_t>()[3] += 1;
+  now.buffer().as<uint16_t>()[20] = 0xc000;
   const Rail right({before, before}, {before, now});
-  const auto* block_bytes = reinterpret_cast<const uint32_t*>(right.packets[1].data());
-  const size_t begin = sizeof(*block_bytes);
-  const size_t escapes = begin + *block_bytes - 4;  // the place and the pattern of one
-  ASSERT_EQ(right.packets[1][begin + 48], 1);
-  ASSERT_EQ(right.packets[1][escapes], 100);
-  Rail outside = right;
-  outside.packets[1][escapes + 1] = kCount >> 8;
-  outside.packets[1][escapes] = kCount & 0xff;
-  outside.seal(1);
-  expect_refused(outside, "block 0 does not decode");
-  Rail one_word_more = right;
-  std::vector<uint8_t>& packet = one_word_more.packets[1];
-  packet.resize(begin + *block_bytes);  // without padding
-  packet.insert(packet.begin() + static_cast<int64_t>(escapes), 2, 0);
-  packet[0] += 2;
-  ASSERT_GE(packet[0], 2);
-  one_word_more.seal(1);
-  expect_refused(one_word_more, "block 0 does not decode");
+  expect_exact(right);
+  const auto expect_bad = [&](size_t place, std::vector<uint8_t> bytes) {
+    Rail bad = right;
+    std::copy(bytes.begin(), bytes.end(), bad.packets[1].begin() + static_cast<int64_t>(place));
+    bad.seal(1);
+    expect_refused(bad, "block 0 does not decode");
+  };
+  expect_bad(4, {0x3f});        // classes of eight octaves
+  expect_bad(6, {0xf4, 0xdf});  // a gap that leaves the string
+  expect_bad(6, {0x7f});        // a unary part behind the block's end
+  expect_bad(11, {0x9f});       // bits behind the last
+  Rail longer = right;
+  longer.packets[1].resize(16);
+  longer.packets[1][0] += 2;
+  longer.seal(1);
+  expect_refused(longer, "block 0 does not decode");
+  longer.packets[1][0] -= 1;  // odd
+  longer.seal(1);
+  expect_refused(longer, "block 0 does not decode");
 }
 
 // Whatever the bytes are: the same verdict as on the CPU, and nothing outside of the memory is touched.

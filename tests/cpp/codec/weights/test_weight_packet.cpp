@@ -1,13 +1,11 @@
 #include <gtest/gtest.h>
 
-#include <functional>
+#include <algorithm>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "isthmus/error.h"
-#include "kernels/weights/laws.h"
 #include "kernels/weights/layout.h"
 #include "tests/cpp/support/instruction_sets.h"
 #include "tests/cpp/support/weights.h"
@@ -16,8 +14,9 @@ namespace isthmus::test {
 namespace {
 
 constexpr int64_t kBlock = kernels::kWeightBlockElements;
-constexpr int64_t kGroup = kernels::kWeightGroupElements;
-constexpr int64_t kSizes[] = {1, 15, 16, 17, kGroup - 1, kGroup + 1, kBlock - 3, kBlock, kBlock + 1, 3 * kBlock + 777};
+constexpr int64_t kWord = kernels::kWeightWordElements;
+constexpr int64_t kSizes[] = {1,         15,         16,     17,         kWord - 1,       kWord,
+                              kWord + 1, kBlock - 3, kBlock, kBlock + 1, 3 * kBlock + 777};
 
 std::vector<uint8_t> encoded(const Array& before, const Array& now) {
   std::vector<uint8_t> packet = packet_of(before.view(), now.view());
@@ -39,10 +38,6 @@ std::vector<uint8_t> expect_exact(const Array& before, const Array& now) {
     EXPECT_TRUE(replica.bytes() == now.bytes());
   });
   return first;
-}
-
-int num_different(const std::vector<double>& values, const std::vector<double>& expected) {
-  return std::inner_product(values.begin(), values.end(), expected.begin(), 0, std::plus<>(), std::not_equal_to<>());
 }
 
 TEST(WeightPackets, StepsOfAllSizesComeThroughBitForBit) {
@@ -100,8 +95,8 @@ TEST(WeightPackets, RandomPatternsOf32BitsComeThrough) {
   expect_exact(before, now);
 }
 
-// A few that leap, among many that move a little: the leaps are escapes.
-TEST(WeightPackets, LeapsAreEscapes) {
+// A few that leap, among many that move a little, take no more than their own bits.
+TEST(WeightPackets, LeapsAreFew) {
   for (const DataType dtype : kCodedTypes) {
     const std::vector<double> before = weights(kBlock);
     std::vector<double> after = moved(before, 1e-5);
@@ -117,7 +112,7 @@ TEST(WeightPackets, LeapsAreEscapes) {
 TEST(WeightPackets, BitsAreCloseToTheEntropy) {
   constexpr int64_t kCount = 8 * kBlock;
   const std::vector<std::pair<double, double>> measured = {
-      {1e-5, .360}, {3e-5, .702}, {1e-4, 1.378}, {3e-4, 2.46}, {6e-4, 3.31}};
+      {1e-5, .348}, {3e-5, .713}, {1e-4, 1.441}, {3e-4, 2.528}, {6e-4, 3.434}};
   for (const auto& [learning_rate, bits] : measured) {
     const std::vector<double> before = weights(kCount);
     const auto packet = encoded({before, DataType::kBFloat16}, {moved(before, learning_rate), DataType::kBFloat16});
@@ -160,16 +155,8 @@ TEST(WeightPackets, UnchangedBlocksTakeFourBytes) {
   }
 }
 
-TEST(WeightPackets, LawsSumUpToAllSlots) {
-  for (const auto& law : kernels::kWeightFrequencies) {
-    EXPECT_EQ(std::accumulate(law.begin(), law.end(), 0), kernels::kWeightSlots);
-    EXPECT_GT(law[kernels::kWeightEscape], 0);
-  }
-}
-
-// Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan). The
-// coder ends in a state that is known. So what is no error is padding, or bits of some neighbours that were sent as
-// they are: checksums find these, before a packet is decoded.
+// Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan). What
+// is no error, checksums find before a packet is decoded.
 TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
   std::mt19937 generator(10);
   for (const DataType dtype : kCodedTypes) {
@@ -177,6 +164,7 @@ TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
     const Array old_weights(before, dtype);
     const Array new_weights(moved(before, 1e-4), dtype);
     const auto packet = encoded(old_weights, new_weights);
+    const std::vector<double> expected = new_weights.values();
     for (int i = 0; i < 300; ++i) {
       std::vector<uint8_t> damaged = packet;
       if (i % 3 == 0) {
@@ -189,7 +177,10 @@ TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
       try {
         decode_into(replica.buffer(), damaged);
         EXPECT_NE(i % 3, 0) << "cut to " << damaged.size() << " of " << packet.size() << " bytes";
-        EXPECT_LE(num_different(replica.values(), new_weights.values()), 32) << to_string(dtype) << ", packet " << i;
+        const std::vector<double> values = replica.values();
+        const bool is_first_right = std::equal(values.begin(), values.begin() + kBlock, expected.begin());
+        const bool is_second_right = std::equal(values.begin() + kBlock, values.end(), expected.begin() + kBlock);
+        EXPECT_TRUE(is_first_right || is_second_right) << to_string(dtype) << ", packet " << i;
       } catch (const PacketError&) {
       }
     }

@@ -115,7 +115,7 @@ struct Rail {
     const auto* begin = reinterpret_cast<const uint8_t*>(headers.data());
     return {begin, begin + headers.size() * sizeof(WeightHeader)};
   }
-  // In rows that leave no byte more than they must.
+  // In rows that leave no byte more than they must: 16.
   std::vector<uint8_t> received_packets() const {
     int64_t longest = 0;
     for (const std::vector<uint8_t>& packet : packets) {
@@ -123,7 +123,7 @@ struct Rail {
     }
     std::vector<uint8_t> rows;
     for (std::vector<uint8_t> packet : packets) {
-      packet.resize((longest + 15) / 16 * 16, 0xa5);
+      packet.resize((longest + 15) / 16 * 16 + 16, 0xa5);
       rows.insert(rows.end(), packet.begin(), packet.end());
     }
     return rows;
