@@ -236,7 +236,9 @@ def _groups_to_attach(model: nn.Module) -> list[dist.ProcessGroup]:
         reason = _BETWEEN_REPLICAS if _replicate_groups(model) else "train it without isthmus.attach"
         raise ValueError(f"no group of several ranks gathers or reduce-scatters this model: {reason}")
     for group in others:
-        if any(getattr(backend, "supports_reconfigure", False) for backend in backends_by_device(group).values()):
+        # supports_reconfigure says what a backend could do, which torch 2.15's Gloo always can.
+        options = (getattr(backend, "options", None) for backend in backends_by_device(group).values())
+        if any(getattr(one, "enable_reconfigure", False) for one in options):
             raise ValueError(
                 "the members of a group of this model may change (enable_reconfigure=True), and those of a group of "
                 "Isthmus beside it would not: where members come and go, use isthmus.torchft.ProcessGroupIsthmus"
