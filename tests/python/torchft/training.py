@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torchft
 from torch import nn
+from torchft.work import _DummyWork
 
 from isthmus.torchft import ProcessGroupIsthmus
-from isthmus.torchft.manager import gradient_of
+from isthmus.torchft.manager import for_ddp, gradient_of
 from support.limits import scaled
 
 OPTIONS = {"bits": 4, "error_feedback": "on", "min_elements": 0}
@@ -67,19 +68,7 @@ class Replayed:
         with self.group.reducing(gradient_of(tensor, sys._getframe(1), should_quantize), lambda: now.step):
             self.group.allreduce([tensor], torch.distributed.ReduceOp.SUM).wait()
         tensor /= now.num_participants
-        return _Done(tensor)
-
-
-class _Done:
-    def __init__(self, value: torch.Tensor) -> None:
-        self._fut: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._fut.set_result(value)
-
-    def wait(self) -> bool:
-        return True
-
-    def get_future(self) -> _Done:
-        return self
+        return for_ddp(_DummyWork(tensor))
 
 
 def parallel(manager: Any, model: nn.Module) -> nn.Module:
