@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -51,7 +51,7 @@ class BucketReduction:
         gradients = bucket.buffer()
         if prepared is None or group is None:
             gradients.div_(self._group.size())
-            return dist.all_reduce(gradients, group=self._group, async_op=True).get_future().then(lambda _: gradients)
+            return _future_of(gradients, dist.all_reduce(gradients, group=self._group, async_op=True))
         layout, why_copies = self._layout_of(tuple(bucket.parameters()))
         unit_name = f"bucket {bucket.index()}"
         name, layout_hash = key = prepared.full_name(unit_name), prepared.remember(layout)
@@ -61,7 +61,7 @@ class BucketReduction:
             exact = native.load().Reason.FIRST_BUCKETS
         with native.unit_pushed(name, layout_hash, exact, self._owner):
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
-        return work.get_future().then(lambda _: gradients)
+        return _future_of(gradients, work)
 
     def _layout_of(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Layout, _C.Reason | None]:
         """Return the layout of a bucket, and why copies keep it exact; None if they do not."""
@@ -69,6 +69,17 @@ class BucketReduction:
             layout = concatenated(self._parameters[tensor] for tensor in tensors)
             self._layouts[tensors] = layout, why_bucket_is_exact(tensors, self._group, self._mesh)
         return self._layouts[tensors]
+
+
+def _future_of(gradients: torch.Tensor, work: Any) -> torch.futures.Future[torch.Tensor]:
+    """Return a future that fails as the work does, so that DDP's backward pass raises."""
+
+    def value(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.value()
+        return gradients
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(value)
+    return future
 
 
 _bucket_reductions: weakref.WeakKeyDictionary[nn.Module, BucketReduction] = weakref.WeakKeyDictionary()
