@@ -50,7 +50,7 @@ ISTHMUS_DEVICE uint64_t checksum_of_pair(const WordPair& words, int64_t place) {
 template <typename Loaded>
 constexpr int rows_in_flight() {
   int rows = 2;
-  while (rows < 16 && 2 * rows * sizeof(Loaded) <= 256) {
+  while (rows < 16 && 2 * rows * static_cast<int>(sizeof(Loaded)) <= 256) {
     rows *= 2;
   }
   return rows;

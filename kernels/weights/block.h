@@ -455,7 +455,8 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
     uint32_t own_members = 0;
     int kept = own_.first;
     for (int place = own_.first; place < end; ++place) {
-      const uint64_t members = masks_->members[place];
+      // The analyzer cannot know that a thread's words begin at 0 or later.
+      const uint64_t members = masks_->members[place];  // NOLINT(clang-analyzer-security.ArrayBound)
       const int word = masks_->places[place];
       const int count = count_ones(members);
       const uint64_t found = spread(from.get(position, count) ^ string.inversion(count), members);

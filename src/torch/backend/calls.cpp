@@ -170,6 +170,7 @@ WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, st
   const StandIns own("gather", inputs, is_not_contiguous, /*written=*/false);
   std::vector<at::Tensor> sources = at_least_1d(own.tensors());
   std::vector<std::vector<at::Tensor>> lists;
+  lists.reserve(outputs.size());
   for (const auto& list : outputs) {
     lists.push_back(at_least_1d(list));
   }
@@ -198,6 +199,7 @@ WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<st
   const StandIns own("scatter", outputs, is_not_contiguous);
   std::vector<at::Tensor> targets = at_least_1d(own.tensors());
   std::vector<std::vector<at::Tensor>> lists;
+  lists.reserve(inputs.size());
   for (const auto& list : inputs) {
     lists.push_back(at_least_1d(StandIns("scatter", list, is_not_contiguous, /*written=*/false).tensors()));
   }

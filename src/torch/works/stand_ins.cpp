@@ -99,7 +99,10 @@ std::function<void()> StandIns::write_back() const {
 }
 
 WorkPtr StandIns::written_back(const WorkPtr& work) const {
-  return all_same() ? work : followed_by(work, originals_, write_back());
+  if (all_same()) {
+    return work;
+  }
+  return followed_by(work, originals_, write_back());
 }
 
 WorkPtr StandIns::written_back_by_waiter(const WorkPtr& work) const {
