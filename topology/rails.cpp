@@ -196,6 +196,7 @@ Islands find_islands(const Machine& machine) {
       gpus[island[gpu]].push_back(gpu);
     }
     std::vector<std::vector<int>> found;
+    found.reserve(gpus.size());
     for (const auto& [first, members] : gpus) {
       found.push_back(members);
     }
