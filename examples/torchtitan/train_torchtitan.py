@@ -4,8 +4,9 @@ torchtitan has no setting for the backend: it asks torch which one belongs to th
 """
 
 import torch.distributed as dist
+from torchtitan.tools.utils import device_type
 from torchtitan.train import main
 
 if __name__ == "__main__":
-    dist.Backend.default_device_backend_map["cuda"] = "isthmus"
+    dist.Backend.default_device_backend_map[device_type] = "isthmus"
     main()

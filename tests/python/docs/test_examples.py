@@ -1,5 +1,6 @@
 """The examples run: each launcher starts the training as its README says, and Isthmus sees the nodes that it gives."""
 
+import json
 import os
 import re
 import shutil
@@ -164,26 +165,32 @@ def test_the_config_of_accelerate_has_only_fields_that_it_knows() -> None:
     assert (loaded.num_machines, loaded.fsdp_config["fsdp_version"]) == (2, 2)
 
 
-def test_torchtitan_makes_its_group_with_isthmus(tmp_path: Path) -> None:
-    """Its trainer needs GPUs: what comes before that runs here, with the example's line before it."""
+def test_torchtitan(tmp_path: Path) -> None:
+    """Its trainer, with FSDP2 over two nodes: a gradient divide factor of 1, which arrives as PREMUL_SUM."""
     if find_spec("torchtitan") is None:
         pytest.skip("torchtitan is not installed")
-    source = (ROOT / "examples/torchtitan/train_torchtitan.py").read_text()
-    (line,) = re.findall(r"^ *(.*default_device_backend_map.*)$", source, re.MULTILINE)
-    program = tmp_path / "group.py"
-    program.write_text(
-        "import torch.distributed as dist\n"
-        "from torchtitan.config import CommConfig\n"
-        "from torchtitan.distributed.utils import init_distributed\n"
-        f"{line}\n"
-        f"init_distributed(CommConfig(), base_folder={str(tmp_path)!r})\n"
-        "import isthmus\n"
-        "print(isthmus.stats()['node_map'], flush=True)\n"
-        "dist.destroy_process_group()\n"
-    )
-    assert (
-        output_of((sys.executable, *TORCHRUN, program), ISTHMUS_NODES="2x1").count("2 nodes x 1 rank, in blocks") == 2
-    )
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["block", "node", "packet", "piece", "rail", "shard", "tier"]
+    vocabulary = {word: number for number, word in enumerate(["<s>", "</s>", "<unk>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    assets, texts = tmp_path / "assets", tmp_path / "texts"
+    assets.mkdir()
+    tokenizer.save(str(assets / "tokenizer.json"))
+    (assets / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    texts.mkdir()
+    lines = [json.dumps({"text": " ".join(words[first:] * 12)}) for first in range(6) for _ in range(9)]
+    (texts / "texts.json").write_text("\n".join(lines))
+    started = ("tests/python/docs/torchtitan_on_cpus.py", "examples/torchtitan/train_torchtitan.py")
+    model = ("--module=torchtitan_on_cpus", "--config=tiny", "--training.steps=3")
+    places = (f"--hf_assets_path={assets}", f"--dataloader.dataset_path={texts}", f"--dump_folder={tmp_path}")
+    quiet = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    command = (sys.executable, *TORCHRUN, *started, *model, *places)
+    output = output_of(command, ISTHMUS_NODES="2x1", ISTHMUS_LOG="info", **quiet)
+    losses = {step: float(loss) for step, loss in re.findall(r"step: +(\d) .*?loss: +([\d.]+)", output)}
+    assert losses["3"] < losses["1"] < 9, output  # ln 2048 is 7.6
+    assert re.search(r"^8 x reduce_scatter \(layers.0, .*\): quant bits=4", output, re.MULTILINE), output
 
 
 def test_the_train_job_has_only_fields_of_kubeflow() -> None:
