@@ -3,7 +3,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "kernels/weights/block.h"
+#include "kernels/weights/decode_block.h"
+#include "kernels/weights/encode_block.h"
 #include "kernels/weights/words.h"
 
 // clang-tidy reads the headers of GCC, whose intrinsics it does not know.

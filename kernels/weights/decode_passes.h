@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/weights/block.h"
+#include "kernels/weights/decode_block.h"
 #include "kernels/weights/formats.h"
 #include "kernels/weights/job.h"
 #include "kernels/weights/words.h"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/weights/block.h"
+#include "kernels/weights/encode_block.h"
 #include "kernels/weights/formats.h"
 #include "kernels/weights/job.h"
 #include "kernels/weights/words.h"
