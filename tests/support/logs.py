@@ -11,12 +11,8 @@ def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
     messages: list[str] = []
     handler = logging.Handler(level)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("isthmus")
-    before = logger.level
-    logger.setLevel(min(before, level))
-    logger.addHandler(handler)
+    logging.getLogger("isthmus").addHandler(handler)
     try:
         yield messages
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
+        logging.getLogger("isthmus").removeHandler(handler)

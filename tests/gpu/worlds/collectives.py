@@ -214,12 +214,13 @@ def refused_updates(world: World) -> None:
     new = old * 1.01
     update = encode(old, new)
     table, record = parts_of(update)
-    forged = bytearray(record)
-    forged[RECORD_HEAD + 4 * 3 + 48] ^= 1  # of the first block's escapes
+    damaged, forged = bytearray(record), bytearray(record)
+    damaged[RECORD_HEAD + 100] ^= 4
+    forged[RECORD_HEAD + 7] = 0xFF  # of the second block's number of bytes
     calls = {
         "the old bits have the checksum": lambda: apply(new, update),
-        "corrupt packet": lambda: apply(old, update_of(table, record[:-8] + bytes(8))),
-        "block 0": lambda: apply(old, update_of(table, sealed(forged))),
+        "corrupt packet": lambda: apply(old, update_of(table, bytes(damaged))),
+        "block 1": lambda: apply(old, update_of(table, sealed(forged))),
         "old weights of device cpu, new ones of cuda:0": lambda: encode(old.cpu(), new),
     }
     for words, call in calls.items():

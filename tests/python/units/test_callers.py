@@ -20,6 +20,7 @@ from support.checks import Table
 table = Table()
 WIDTH = 64
 INSIDE = "inside of FSDP's reduction, but not its own"
+OWN = "in a reduce-scatter of the program's own"
 
 
 class Layers(nn.Module):
@@ -137,7 +138,7 @@ def a_collective_of_the_users_own_is_compressed() -> None:
     model.layers[0].set_custom_reduce_scatter(Own())
     model(inputs()).square().mean().backward()
     assert isthmus.stats(process_group)["compressed_calls"] == 4
-    assert exact_calls(process_group) == {INSIDE: 1}, exact_calls(process_group)
+    assert exact_calls(process_group) == {OWN: 1}, exact_calls(process_group)
 
 
 # --- Hooks of FSDP1 ---
