@@ -1,7 +1,6 @@
 """Models of FSDP2 that nobody prepared prepare themselves in their first forward pass: as by isthmus.prepare(model)."""
 
 import gc
-import logging
 import re
 import weakref
 from collections.abc import Callable
@@ -276,7 +275,6 @@ def collectives_that_a_user_replaces_later_are_named() -> None:
     assert isthmus.stats(process_group)["notes"] == []
     model.blocks[1].set_custom_reduce_scatter(Own())
     model.set_custom_all_gather(type("Gather", (), {"allocate": Own.allocate, "__call__": gather})())
-    logging.getLogger("isthmus").setLevel(logging.WARNING)  # an earlier check left errors alone
     with logged() as messages:
         train(model, optimizer, range(1, 4))
         warn_of_replaced_collectives()  # looks come at longer and longer intervals of this world's steps
