@@ -102,7 +102,8 @@ WorkPtr StandIns::written_back(const WorkPtr& work) const {
   if (all_same()) {
     return work;
   }
-  return followed_by(work, originals_, write_back());
+  // The analyzer does not see that the function is moved into what follows the Work.
+  return followed_by(work, originals_, write_back());  // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks)
 }
 
 WorkPtr StandIns::written_back_by_waiter(const WorkPtr& work) const {
