@@ -58,12 +58,14 @@ def short(value: float, digits: int = 2) -> str:
 
 def training(report: dict[str, Any]) -> str:
     """One row an arm."""
-    head = ["arm", "", f"s a step at {report['headline_link'].replace('mbit', ' Mbit/s')}"]
+    link = report["headline_link"]
+    head = ["arm", "", f"s a step at {link.replace('mbit', ' Mbit/s')}", "with no limit"]
     head += ["MB a step between nodes", "of it for gradients", "validation loss"]
     rows = []
     for name, arm in report["arms"].items():
         megabytes = (arm["link_bytes_per_step"] / 1e6, arm["reduce_scatter_link_bytes_per_step"] / 1e6)
-        cells = [f"`{name}`", arm["description"], short(arm["median_step_s"])]
+        by_link = arm["by_link"]
+        cells = [f"`{name}`", arm["description"], *(short(by_link[of]["median_step_s"]) for of in (link, "unshaped"))]
         rows.append([*cells, *(f"{value:.2f}" for value in megabytes), f"{arm['val_loss']:.3f}"])
     return table(head, rows)
 
@@ -169,7 +171,6 @@ FIGURES = (
         15,
         {
             "scaling-bytes": ("docs/demo.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
-            "scaling-seconds": ("docs/demo.md", scaling("median_step_s")),
         },
         f"{OUT}/scaling/scaling.json",
     ),

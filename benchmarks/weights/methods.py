@@ -38,7 +38,7 @@ def methods() -> dict[str, Method]:
 
 
 def speeds(old: Tensor, new: Tensor) -> dict[str, dict[str, float]]:
-    """Return bits an element and GB/s of bfloat16 of each method: the median of rounds by turns, time of the thread.
+    """Return bits an element and GB/s of bfloat16 of each method: the median of rounds by turns, in time of all threads.
 
     Raises RuntimeError if a bit comes out wrong.
     """
@@ -46,11 +46,11 @@ def speeds(old: Tensor, new: Tensor) -> dict[str, dict[str, float]]:
     bits = {}
     for _ in range(ROUNDS):
         for name, method in methods().items():
-            begin = time.thread_time()
+            begin = time.process_time()
             sent = method.encode(old, new)
-            middle = time.thread_time()
+            middle = time.process_time()
             result = method.apply(old, sent)
-            end = time.thread_time()
+            end = time.process_time()
             if not torch.equal(result.view(torch.int16), new.view(torch.int16)):
                 raise RuntimeError(f"{name}: weights came out with other bits than those that were encoded")
             bits[name] = 8 * method.num_bytes(sent) / new.numel()

@@ -20,7 +20,7 @@ from isthmus.plan.report import figures_table
 _LR_BEFORE = 1e-3
 FIELDS = {
     "lr": "at each learning rate bits an element of bfloat16 that the last step takes",
-    "speeds": "at each learning rate bits, and GB/s of bfloat16 of the thread's time, of all weights as one tensor",
+    "speeds": "at each learning rate bits, and GB/s of bfloat16 of processor time, of all weights as one tensor",
 }
 Weights = dict[str, Tensor]
 

@@ -157,14 +157,14 @@ class CodecSpeeds:
     source: str
 
 
-#: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2, where memcpy has 6.3 GB/s. tagc at
-#: 10x, quant with 4 bits.
+#: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2, where memcpy has 10.5 GB/s. tagc
+#: at 10x, quant with 4 bits.
 _MEASURED_CPU = {
-    "none": CodecSpeed(4.51, 4.78),
-    "tagc": CodecSpeed(2.37, 4.00),
-    "quant": CodecSpeed(4.47, 6.11),
-    # docs/weights.md, "Speed": of bfloat16, and so twice as many bytes of float32.
-    "delta": CodecSpeed(1.1, 1.7),
+    "none": CodecSpeed(5.78, 5.09),
+    "tagc": CodecSpeed(2.70, 5.15),
+    "quant": CodecSpeed(3.57, 5.78),
+    # docs/weight_updates.md at 1e-4: of bfloat16, and so twice as many bytes of float32.
+    "delta": CodecSpeed(0.94, 0.94),
 }
 _ASSUMED_NONE = CodecSpeed(1000.0, 1000.0)
 
@@ -186,8 +186,8 @@ def codec_speeds(text: str) -> CodecSpeeds:
     return CodecSpeeds({"none": _ASSUMED_NONE} | dict.fromkeys(("tagc", "quant", "delta"), speed), source)
 
 
-#: docs/weights.md, "Bits": of an element of bfloat16 that an AdamW step moves, by learning rate.
-_WEIGHT_BITS = {1e-5: 0.34, 3e-5: 0.67, 1e-4: 1.33, 3e-4: 2.32, 6e-4: 3.13, 1e-3: 3.80}
+#: docs/weight_updates.md, "Bits": of an element of bfloat16 that an AdamW step moves, by learning rate.
+_WEIGHT_BITS = {1e-6: 0.06, 1e-5: 0.25, 1e-4: 1.02, 3e-4: 1.81, 1e-3: 3.03}
 
 
 def weight_bits_at(lr: float) -> float:

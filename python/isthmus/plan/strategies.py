@@ -107,7 +107,7 @@ _NAMED = (
     Strategy("hsdp-quant", "as hsdp, on Isthmus: rotated 4-bit codes between nodes", HSDP, _QUANT),
 )
 #: What codec quant has beside its default of 4 bits.
-_OTHER_BITS = (8, 3, 2, 1)
+_OTHER_BITS = (8, 7, 6, 5, 3, 2, 1)
 
 
 def _every_strategy() -> Iterator[Strategy]:

@@ -17,7 +17,7 @@ PIECES = (1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001,
 SETTINGS = {
     "none": [{}, {"segments": 3}],
     "quant": [
-        *({"bits": bits} for bits in (8, 4, 3, 2, 1)),
+        *({"bits": bits} for bits in range(1, 9)),
         {"segments": 4, "error_feedback": "on"},
     ],
     "tagc": [

@@ -248,18 +248,18 @@ def test_small_gathers_are_whole():
 
 # --- Bits ---
 
-MEASURED = {1e-5: 0.34, 3e-5: 0.67, 1e-4: 1.33, 3e-4: 2.32, 6e-4: 3.13, 1e-3: 3.80}
+MEASURED = {1e-6: 0.06, 1e-5: 0.25, 1e-4: 1.02, 3e-4: 1.81, 1e-3: 3.03}
 
 
 @pytest.mark.parametrize(
     ("lr", "bits"),
     [
         *MEASURED.items(),
-        (math.sqrt(1e-5 * 3e-5), (0.34 + 0.67) / 2),
-        (math.sqrt(3e-5 * 1e-4), (0.67 + 1.33) / 2),
-        (math.sqrt(6e-4 * 1e-3), (3.13 + 3.80) / 2),
-        (1e-3 * (1e-3 / 6e-4), 3.80 + (3.80 - 3.13)),  # beyond: along the last two
-        (1e-5 / 3, 0.34 - (0.67 - 0.34)),  # 0.01
+        (math.sqrt(1e-6 * 1e-5), (0.06 + 0.25) / 2),
+        (math.sqrt(1e-5 * 1e-4), (0.25 + 1.02) / 2),
+        (math.sqrt(3e-4 * 1e-3), (1.81 + 3.03) / 2),
+        (1e-3 * (1e-3 / 3e-4), 3.03 + (3.03 - 1.81)),  # beyond: along the last two
+        (1e-6 / 10**0.25, 0.06 - (0.25 - 0.06) / 4),
         (1e-7, 0.0),
     ],
 )
