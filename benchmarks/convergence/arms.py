@@ -33,7 +33,7 @@ def _tagc(sparsity: float, ratio: float, **more: Any) -> dict[str, Any]:
 _OPTIONS: dict[str, dict[str, Any]] = {
     BASELINE: {"codec": "none", "tiers": "two"},
     # 8 bits are the control: their interval shows what a codec does to a trajectory whose error is next to nothing.
-    **{f"quant-{bits}": _quant(bits) for bits in (8, 4, 3, 2, 1)},
+    **{f"quant-{bits}": _quant(bits) for bits in (8, 6, 5, 4, 3, 2, 1)},
     **{f"quant-{bits}-fb": _quant(bits) | {"error_feedback": "on"} for bits in (4, 3, 2, 1)},
     "full": _quant(4) | {"weights": "delta"},
     # The settings of tagc's paper, in two tiers and in its single one.

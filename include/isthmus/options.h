@@ -25,7 +25,7 @@ struct Options {
   std::string codec = "quant";
   TierMode tiers = TierMode::kTwo;
   InterTier inter_tier = InterTier::kGloo;               // what carries the packets (torch backend only)
-  int64_t bits = 4;                                      // quant: bits of each element's code: 1, 2, 3, 4, 8
+  int64_t bits = 4;                                      // quant: bits of each element's code: 1 to 8
   ErrorFeedback error_feedback = ErrorFeedback::kCodec;  // codec: off for quant, on for others, as published
   double sparsity = 0.9875;                              // tagc: share of each piece that is not sent
   double ratio = 10;               // tagc: sketch rows = blocks / ratio; 0: as many rows as the kept elements need

@@ -133,10 +133,11 @@ struct QuantWords {
   }
 };
 
-// Packs kBits bits of each code, from bit `shift` on, for 32 / kBits rows in a word.
+// A plane holds kBits bits of each code, from bit `shift` on, for 32 / kBits rows in a word: words `shift` to
+// `shift` + kBits - 1 of the block.
 template <int kBits, typename Lanes, typename Words>
 ISTHMUS_QUANT void pack_plane(const Lanes& /*lanes*/, const typename Lanes::Word* codes, int shift, bool present,
-                              int first_word, Words& words) {
+                              Words& words) {
   constexpr int kRowsOfWord = 32 / kBits;
   constexpr uint32_t kMask = (1U << kBits) - 1;
   ISTHMUS_UNROLL
@@ -146,17 +147,17 @@ ISTHMUS_QUANT void pack_plane(const Lanes& /*lanes*/, const typename Lanes::Word
     for (int r = 0; r < kRowsOfWord; ++r) {
       packed = packed | (((codes[word * kRowsOfWord + r] >> shift) & kMask) << (kBits * r));
     }
-    words.store(first_word + word, packed, present);
+    words.store(shift + word, packed, present);
   }
 }
 template <int kBits, typename Lanes, typename Words>
-ISTHMUS_QUANT void unpack_plane(const Lanes& /*lanes*/, int first_word, Words& words, int shift, bool present,
+ISTHMUS_QUANT void unpack_plane(const Lanes& /*lanes*/, Words& words, int shift, bool present,
                                 typename Lanes::Word* codes) {
   constexpr int kRowsOfWord = 32 / kBits;
   constexpr uint32_t kMask = (1U << kBits) - 1;
   ISTHMUS_UNROLL
   for (int word = 0; word < kBits; ++word) {
-    const typename Lanes::Word packed = words.load(first_word + word, present);
+    const typename Lanes::Word packed = words.load(shift + word, present);
     ISTHMUS_UNROLL
     for (int r = 0; r < kRowsOfWord; ++r) {
       const typename Lanes::Word bits = ((packed >> (kBits * r)) & kMask) << shift;
@@ -166,38 +167,36 @@ ISTHMUS_QUANT void unpack_plane(const Lanes& /*lanes*/, int first_word, Words& w
   }
 }
 
-// Three bits become a plane of the lower two and a plane of the highest.
+// A code of three, five, six or seven bits becomes planes of four, two and one of them, the lowest bits first.
 template <typename Lanes, typename Words>
 ISTHMUS_QUANT void pack_codes(const Lanes& lanes, int bits, const typename Lanes::Word* codes, bool present,
                               Words& words) {
-  switch (bits) {
-    case 1:
-      return pack_plane<1>(lanes, codes, 0, present, 0, words);
-    case 2:
-      return pack_plane<2>(lanes, codes, 0, present, 0, words);
-    case 3:
-      pack_plane<2>(lanes, codes, 0, present, 0, words);
-      return pack_plane<1>(lanes, codes, 2, present, 2, words);
-    case 4:
-      return pack_plane<4>(lanes, codes, 0, present, 0, words);
-    default:
-      return pack_plane<8>(lanes, codes, 0, present, 0, words);
+  if (bits == 8) {
+    pack_plane<8>(lanes, codes, 0, present, words);
+  }
+  if ((bits & 4) != 0) {
+    pack_plane<4>(lanes, codes, 0, present, words);
+  }
+  if ((bits & 2) != 0) {
+    pack_plane<2>(lanes, codes, bits & 4, present, words);
+  }
+  if ((bits & 1) != 0) {
+    pack_plane<1>(lanes, codes, bits & 6, present, words);
   }
 }
 template <typename Lanes, typename Words>
 ISTHMUS_QUANT void unpack_codes(const Lanes& lanes, int bits, Words& words, bool present, typename Lanes::Word* codes) {
-  switch (bits) {
-    case 1:
-      return unpack_plane<1>(lanes, 0, words, 0, present, codes);
-    case 2:
-      return unpack_plane<2>(lanes, 0, words, 0, present, codes);
-    case 3:
-      unpack_plane<2>(lanes, 0, words, 0, present, codes);
-      return unpack_plane<1>(lanes, 2, words, 2, present, codes);
-    case 4:
-      return unpack_plane<4>(lanes, 0, words, 0, present, codes);
-    default:
-      return unpack_plane<8>(lanes, 0, words, 0, present, codes);
+  if (bits == 8) {
+    unpack_plane<8>(lanes, words, 0, present, codes);
+  }
+  if ((bits & 4) != 0) {
+    unpack_plane<4>(lanes, words, 0, present, codes);
+  }
+  if ((bits & 2) != 0) {
+    unpack_plane<2>(lanes, words, bits & 4, present, codes);
+  }
+  if ((bits & 1) != 0) {
+    unpack_plane<1>(lanes, words, bits & 6, present, codes);
   }
 }
 

@@ -45,7 +45,7 @@ struct QuantLayout {
 }
 
 // The CPU executor, for one instruction set. Blocks from `first_block` on, as many as `num_groups` groups fill: only
-// the last may lack some. bits: of a code, 1, 2, 3, 4 or 8. Pointers are to the first block's own: `scales`, one
+// the last may lack some. bits: of a code, 1 to 8. Pointers are to the first block's own: `scales`, one
 // bfloat16 for each group, and `words`, kQuantLanes * bits for each block.
 struct QuantKernels {
   // residual: null without error feedback; else it is added to the piece, and becomes the error of what is sent.

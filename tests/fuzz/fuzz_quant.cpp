@@ -14,9 +14,8 @@ using namespace isthmus::fuzz;
 namespace {
 
 Options choose_options(FuzzedDataProvider& provider) {
-  constexpr int64_t kWidths[] = {1, 2, 3, 4, 8};
   Options options;
-  options.bits = provider.PickValueInArray(kWidths);
+  options.bits = provider.ConsumeIntegralInRange<int64_t>(1, 8);
   options.error_feedback = provider.ConsumeBool() ? ErrorFeedback::kOn : ErrorFeedback::kOff;
   return options;
 }

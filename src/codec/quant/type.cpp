@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <array>
-
 #include "base/option_rows.h"
 #include "codec/passes_codec.h"
 #include "codec/quant/host.h"
@@ -60,13 +57,10 @@ class QuantMaker {
   bool keeps_residual_;
 };
 
-constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of codes, in bits
-
 std::vector<CodecOption> quant_options() {
-  const auto is_width = [](int64_t bits) { return std::ranges::find(kWidths, bits) != kWidths.end(); };
   return {
-      {.field =
-           rows::number_field("bits", &Options::bits, "1, 2, 3, 4 or 8", "Bits of each element's code.", is_width)},
+      {.field = rows::number_field("bits", &Options::bits, "1 to 8", "Bits of each element's code.",
+                                   [](int64_t bits) { return 1 <= bits && bits <= 8; })},
       {.field = rows::choice_field("error_feedback", &Options::error_feedback, {"codec", "on", "off"},
                                    "Whether what was not sent is added to the next gradient; codec: not with quant.")},
   };

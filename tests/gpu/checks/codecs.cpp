@@ -116,7 +116,7 @@ std::vector<CodingShape> tagc_cell_shapes() {
 std::vector<CodingShape> quant_shapes() {
   constexpr DataType kPieces[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
   std::vector<CodingShape> shapes;
-  for (const int64_t bits : {1, 2, 3, 4, 8}) {
+  for (const int64_t bits : {1, 2, 3, 4, 5, 6, 7, 8}) {
     for (const bool feedback : {true, false}) {
       for (const DataType piece : kPieces) {
         shapes.push_back({.codec = "quant", .options = quant_options(bits, feedback), .piece = piece});

@@ -73,7 +73,7 @@ def test_recipes_for_torch() -> None:
 # --- docs/related.md: the rotated code is what codec `quant` does ---
 
 
-BITS = (1, 2, 3, 4)
+BITS = range(1, 8)
 NUM_GROUPS = 64
 NUM_ELEMENTS = 128 * NUM_GROUPS
 OF_64_BITS = (1 << 64) - 1

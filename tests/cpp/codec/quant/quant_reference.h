@@ -127,7 +127,7 @@ inline float step_of(const QuantParameters& parameters, const std::vector<float>
   if (parameters.bits == 8) {
     return largest_of(values) / parameters.centre();
   }
-  const float steps[] = {0, 1.596F, .9957F, .5860F, .3352F};
+  const float steps[] = {0, 1.596F, .9957F, .5860F, .3352F, .1881F, .1041F, .05687F};
   return steps[parameters.bits] * std::sqrt(energy / static_cast<float>(values.size()));
 }
 
@@ -198,7 +198,7 @@ struct QuantSections {
 };
 
 // Puts the lowest bits of a code at the place of an element: 32 bits a column, row after row in ascending bits, in as
-// many words as it takes. Three bits are a plane of the lower two and after it one of the highest.
+// many words as it takes. A width that is no power of two is several planes, the widest first, of the lowest bits.
 inline void put_code(const QuantParameters& parameters, int64_t element, int code, uint8_t* codes) {
   const auto put = [&](int width, int64_t first_word, int bits) {
     const int64_t rows_of_word = 32 / width;
@@ -209,11 +209,12 @@ inline void put_code(const QuantParameters& parameters, int64_t element, int cod
     packed |= static_cast<uint32_t>(bits) << (width * (row_of(element) % rows_of_word));
     std::memcpy(place, &packed, 4);
   };
-  if (parameters.bits == 3) {
-    put(2, 0, code & 3);
-    put(1, 2, code >> 2);
-  } else {
-    put(parameters.bits, 0, code);
+  int done = 0;
+  for (const int width : {8, 4, 2, 1}) {
+    if ((parameters.bits & width) != 0) {
+      put(width, done, (code >> done) & ((1 << width) - 1));
+      done += width;
+    }
   }
 }
 

@@ -19,7 +19,7 @@ namespace isthmus::test {
 namespace {
 
 constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
-constexpr int kWidths[] = {1, 2, 3, 4, 8};
+constexpr int kWidths[] = {1, 2, 3, 4, 5, 6, 7, 8};
 
 Options options_of(int64_t bits) {
   Options options;
@@ -182,17 +182,19 @@ TEST(Quant, ErrorOfRotatedGroupsIsNearTheory) {
   for (size_t i = 0; i < outliers.size(); i += 10) {
     outliers[i] *= 20;
   }
-  for (const auto& [bits, least] :
-       {std::pair(1, .363), std::pair(2, .1188), std::pair(3, .0374), std::pair(4, .0115)}) {
+  for (const auto& [bits, least] : {std::pair(1, .363), std::pair(2, .1188), std::pair(3, .0374), std::pair(4, .0115),
+                                    std::pair(5, .00350), std::pair(6, .00104), std::pair(7, .000304)}) {
     const double error = least / (1 - least);  // of an estimate without bias
-    EXPECT_NEAR(relative_error(normal, sent(options_of(bits), normal)), error, .05 * error) << bits;
+    // 128 values in steps of their own mean square have fewer extremes than the distribution: 7% with 6 bits.
+    EXPECT_NEAR(relative_error(normal, sent(options_of(bits), normal)), error, .08 * error) << bits;
     EXPECT_NEAR(relative_error(outliers, sent(options_of(bits), outliers)), error, .25 * error) << bits;
   }
   EXPECT_LT(relative_error(normal, sent(options_of(8), normal)), 1e-4);
 }
 
 // The mean over n draws of the rotation has the n-th part of one draw's error, and whatever bias there is. (In groups
-// that single elements dominate, each element has one, of a percent at 3 bits.)
+// that single elements dominate, each element has one, of a percent at 3 bits. Scales, which are sent as bfloat16, are
+// rounded the same way in most draws: .05%.)
 TEST(Quant, MeanOfManyDrawsIsWhatWasGiven) {
   constexpr int kDraws = 1000;
   const std::vector<float> piece = normal_values(20 * 128 + 5);
@@ -207,7 +209,7 @@ TEST(Quant, MeanOfManyDrawsIsWhatWasGiven) {
       }
     }
     const double error = relative_error(piece, mean);
-    EXPECT_NEAR(error, error_of_one / kDraws, .1 * error_of_one / kDraws + 1e-8) << bits << " bits";
+    EXPECT_NEAR(error, error_of_one / kDraws, .1 * error_of_one / kDraws + 3e-7) << bits << " bits";
   }
 }
 
@@ -229,7 +231,7 @@ TEST(Quant, HalfAGroupOfZerosStaysZero) {
 
 TEST(Quant, ResidualsAreForFeedbackAlone) {
   EXPECT_THROW(QuantCodec(options_of(0)), OptionError);
-  EXPECT_THROW(QuantCodec(options_of(5)), OptionError);
+  EXPECT_THROW(QuantCodec(options_of(9)), OptionError);
   std::vector<float> values(200);
   QuantCodec plain(options_of(4));
   QuantCodec feedback(with_feedback(options_of(4)));
