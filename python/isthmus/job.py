@@ -18,6 +18,10 @@ logger = logging.getLogger("isthmus")
 class Job:
     """What this process knows of the ranks of one default group."""
 
+    #: Names the last meeting of all ranks; "" where they have not met.
+    meeting: str = ""
+    #: Of its groups that have met; torch gives some names again when their group is gone.
+    group_names: set[str] = field(default_factory=set)
     #: Found by the last group of all ranks whose nodes no option gave.
     launcher_contradicts_itself: bool = False
     #: The subjects of which it was warned once.

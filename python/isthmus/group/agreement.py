@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
 from isthmus.backends import agreed_texts
@@ -20,7 +22,7 @@ from isthmus.error_reports import on_all
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
 from isthmus.group.gloo import Group
-from isthmus.group.meeting import meet
+from isthmus.group.meeting import exchange, meet
 from isthmus.group.nodes import node_map
 from isthmus.group.nodes.islands import ISLANDS, find_island, instead
 from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
@@ -47,6 +49,8 @@ class Introduction:
     #: Why it has no place in its job.
     misplaced: str = ""
     beyond_job: bool = False
+    #: Nobody else has it: that of the first rank names their meeting.
+    token: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
     def from_text(cls, text: bytes) -> Introduction:
@@ -64,8 +68,15 @@ def agree(group: Group, given_options: Any) -> tuple[Group, _C.Options, list[Int
     """
     options, own = _introduce(group, given_options)
     text = json.dumps(asdict(own))
+    arguments = (group.global_ranks, group.rank, text, group.timeout, group.interrupt)
+    job = this_job()
     try:
-        store, texts = meet(group.store, group.global_ranks, group.rank, text, group.timeout, group.interrupt)
+        if job.meeting and group.is_of_job and group.name not in job.group_names:
+            # In that meeting nobody has written to this group's store before.
+            store: Store = PrefixStore(job.meeting, group.store)
+            texts = exchange(store, *arguments)
+        else:
+            store, texts = meet(group.store, *arguments)
     except dist.DistStoreError as error:
         raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
     introductions = [Introduction.from_text(text) for text in texts]
@@ -79,6 +90,9 @@ def agree(group: Group, given_options: Any) -> tuple[Group, _C.Options, list[Int
         except ImportError:
             error_type = ImportError
         raise on_all(error_type(f"isthmus: {complaint}"), group.rank)
+    if group.size == group.world_size and not group.beyond_job and group.node is None:
+        job.meeting = introductions[0].token
+    job.group_names.add(group.name)
     return group, options, introductions
 
 

@@ -24,6 +24,7 @@ class Group:
     global_ranks: Sequence[int]
     world_size: int  # the default group's
     timeout: timedelta
+    is_of_job: bool = False  # torch made it of ranks of the default group, with a store by its name
     beyond_job: bool = False  # its ranks are not known to be one job's, and are numbered within the group
     name: str = ""  # torch's
     device: torch.device | None = None  # the GPU that it is bound to

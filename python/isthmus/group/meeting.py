@@ -49,14 +49,27 @@ def meet(
     else:
         prefix = _answer_to(PrefixStore(_name_of(ticket), store), ranks, index, timeout, interrupt)
     store = PrefixStore(prefix, store)
-    keys = [f"introduction/{place}" for place in range(len(ranks))]
-    store.set(keys[index], own)
-    _wait_for_ranks(store, ranks, keys, ranks[index], timeout, meanwhile)
+    said = exchange(store, ranks, index, own, timeout, meanwhile)
     # Who went on to another meeting while the first rank still lets others in would be let in to this one.
     if index == 0:
         store.set("all_have_come", "")
     store.wait(["all_have_come"], timeout)
-    return store, [store.get(key) for key in keys]
+    return store, said
+
+
+def exchange(
+    store: Store,
+    ranks: Sequence[int],
+    index: int,
+    own: str,
+    timeout: timedelta,
+    interrupt: Callable[[], None] | None = None,
+) -> list[bytes]:
+    """Return what each of these ranks says, as `meet` does, where nobody has written to `store` before."""
+    keys = [f"introduction/{place}" for place in range(len(ranks))]
+    store.set(keys[index], own)
+    _wait_for_ranks(store, ranks, keys, ranks[index], timeout, interrupt)
+    return list(store.multi_get(keys))
 
 
 def _name_of(ticket: int) -> str:

@@ -65,6 +65,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
             global_ranks=global_ranks or list(range(request.group_size)),
             world_size=dist.get_world_size() if global_ranks else request.group_size,
             timeout=request.timeout,
+            is_of_job=bool(global_ranks),
             beyond_job=not global_ranks and dist.is_initialized(),
             device=bound_device(getattr(request, "process_group", None)),
             beside=beside.get(),
