@@ -38,7 +38,7 @@ def methods() -> dict[str, Method]:
 
 
 def speeds(old: Tensor, new: Tensor) -> dict[str, dict[str, float]]:
-    """Return bits an element and GB/s of bfloat16 of each method: the median of rounds by turns, in time of all threads.
+    """Return bits an element and GB/s of bfloat16 of each method: the median of rounds by turns, time of all threads.
 
     Raises RuntimeError if a bit comes out wrong.
     """
