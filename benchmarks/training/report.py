@@ -235,7 +235,7 @@ def _time_table(report: dict[str, Any]) -> Table:
     phases = [phase for phase in next(iter(report["arms"].values()))["phases_s"] if phase != WHOLE_STEP]
     columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in phases]
     place = "" if len(report["links"]) == 1 or not phases else f"; the last three at {report['headline_link']}"
-    unit, factor, digits = _unit_of(report)
+    unit, factor, digits = unit_of(report)
     table = figures_table("arm", f"Median {unit} a step{place}", columns)
     for name, arm in report["arms"].items():
         times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
@@ -244,7 +244,7 @@ def _time_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _unit_of(report: dict[str, Any]) -> tuple[str, int, int]:
+def unit_of(report: dict[str, Any]) -> tuple[str, int, int]:
     """The unit of step times, how many make a second, and the digits that are shown."""
     return ("ms", 1000, 1) if report["arguments"]["device"] == "cuda" else ("seconds", 1, 2)
 
@@ -277,7 +277,7 @@ def _byte_table(report: dict[str, Any]) -> Table:
 def markdown(report: dict[str, Any]) -> str:
     """The report in short, to be kept beside others': what was run on what, a row an arm, and what it means."""
     arguments, versions = report["arguments"], report["versions"]
-    unit, factor, digits = _unit_of(report)
+    unit, factor, digits = unit_of(report)
     links = [_link_text(report, link) for link in report["links"]]
     head = ["arm", *(f"{link}, {unit} a step" for link in links), "MB a step", "GiB a rank", "validation loss"]
     rows = []

@@ -45,6 +45,7 @@ def test_a_run(made_up, tmp_path):  # noqa: F811
     shaped = [link for link in report["links"] if link != "unshaped"]
     assert list(report["carried_bits_per_s"]) == (report["links"] if shaped else [])
     assert "| full |" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "report.png").stat().st_size > 10_000
     assert out.splitlines()[-1] == report["advice"]
 
 
