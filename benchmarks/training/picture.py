@@ -27,7 +27,7 @@ def picture_of(report: dict[str, Any]) -> Figure:
     _draw_phases(axes[1, 1], report)
     axes[1, 1].set(title=f"Time of a step, link {link}", xlabel=unit_of(report)[0])
     arguments = report["arguments"]
-    place = report["network"] if arguments["here"] else f"one machine ({report['network']})"
+    place = report["network"] if arguments["here"] or arguments["islands"] else f"one machine ({report['network']})"
     figure.suptitle(
         f"Byte-level GPT, {report['model']['num_parameters'] / 1e6:.1f} M parameters, {arguments['dtype']}, "
         f"{arguments['nodes']} nodes x {arguments['ranks_per_node']} ranks on {place}"

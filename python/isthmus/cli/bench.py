@@ -32,8 +32,8 @@ def training(
 ) -> None:
     """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side.
 
-    With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
-    Those have this machine's GPUs, if there are any.
+    With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, with --islands on this
+    machine's GPUs and their links, else on simulated nodes. Those have this machine's GPUs, if there are any.
     """
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.here.stage import tells

@@ -4,7 +4,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from isthmus.plan.placement import DDP
 from isthmus.plan.report import in_seconds, over_speeds
 from isthmus.plan.scan import Comparison, scanned_gbit_s
 from isthmus.plan.step import Setting
@@ -40,7 +39,7 @@ def drawn_as(strategy: Strategy) -> dict[str, Any]:
     return {
         "color": _COLOURS.get(name) or _COLOURS[name.rstrip("1234568")],
         "linewidth": 2.4 if strategy.defers else 1.6,
-        "linestyle": "--" if strategy.hybrid_sharded else ":" if strategy.placements == DDP else "-",
+        "linestyle": "--" if strategy.hybrid_sharded else ":" if strategy.is_ddp else "-",
     }
 
 
