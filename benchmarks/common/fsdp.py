@@ -1,13 +1,15 @@
-"""Shared by trainings of the model: FSDP2 and the optimizers."""
+"""Shared by trainings of the model: FSDP2, DDP and the optimizers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from isthmus.benchmarks.common.model import ByteGpt
@@ -23,6 +25,14 @@ def shard(model: ByteGpt, mesh: DeviceMesh, dtype: str, kept_on: int = 0) -> Non
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=_DTYPES[dtype])
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=kept_on or None)
+
+
+def replicate(model: ByteGpt, group: dist.ProcessGroup, hook: Callable[..., Any] | None) -> DistributedDataParallel:
+    """Put `model` under DDP. hook: torch's, which reduces; None: somebody else's will."""
+    replicated = DistributedDataParallel(model, process_group=group)
+    if hook is not None:
+        replicated.register_comm_hook(group, hook)
+    return replicated
 
 
 def make_adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Watches the collectives that FSDP issues: their times, and in audited steps the bytes of each on the link."""
+"""Watches the collectives of FSDP and of DDP's hooks: their times, and in audited steps their bytes on the link."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ class Audit:
 
 @contextmanager
 def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
-    """Record the collectives of this thread's FSDP while the context is open. One at a time in a process.
+    """Record the collectives of a step while the context is open. One at a time in a process.
 
     With an audit the bytes of each call are counted apart, and times mean nothing.
     """
@@ -115,10 +115,8 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
                 audit.begin()
             start_s = time.perf_counter()
             work = call(*args, **kwargs)
-            if work is not None and not _tensors(args, kwargs)[0].is_cuda:
-                raise RuntimeError(f"{name} was issued asynchronously: its time cannot be told from the outside")
-            if work is not None and audit:
-                work.wait()  # the second half of a gather of weights crosses now, and not when FSDP2 waits
+            if work is not None and (audit or not _tensors(args, kwargs)[0].is_cuda):
+                work.wait()  # the second half of a gather of weights crosses now; on the CPU so does a bucket of DDP
             seconds = time.perf_counter() - start_s
             sent = audit.end() if audit else None
             whole = max(_tensors(args, kwargs), key=Tensor.numel)

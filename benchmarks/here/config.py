@@ -14,7 +14,10 @@ _RANGES = {"nodes": (2, 65_536), "ranks_per_node": (1, 4096)}
 
 @dataclass(frozen=True)
 class HereConfig(ABC):
-    """Which ranks a benchmark runs on: a launcher's, or those of simulated nodes."""
+    """Which ranks a benchmark runs on: a launcher's, or those of simulated nodes, or of islands."""
+
+    #: Whether nodes are this machine's islands of GPUs.
+    islands: ClassVar[bool] = False
 
     here: bool = option(
         False, "On the ranks that a launcher started, over the links that are there: nothing is simulated."
@@ -32,8 +35,13 @@ class HereConfig(ABC):
     simulates_gpus: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, (_RANGES if self.here else SIMULATED_RANGES) | {"timeout_s": (5, 86_400)})
+        check_ranges(self, (SIMULATED_RANGES if self.is_simulated else _RANGES) | {"timeout_s": (5, 86_400)})
         check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nodes are simulated, and the links between them."""
+        return not (self.here or self.islands)
 
     @abstractmethod
     def on_device(self) -> Self:

@@ -5,7 +5,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +32,7 @@ from isthmus.benchmarks.here.cluster import (
 from isthmus.benchmarks.here.config import HereConfig
 from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.simulate import gpus
-from isthmus.benchmarks.simulate.network import SIMULATED_RANGES, open_network
+from isthmus.benchmarks.simulate.network import SIMULATED_RANGES, Network, open_network
 from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld, ignore
 from isthmus.benchmarks.simulate.serve import Emit
 from isthmus.group.cuda import ask_for_connections, find_gpu
@@ -67,9 +67,18 @@ def open_stage(
     """
     if not arguments.here:
         print_machine(console)
-        found = _on_gpus_or_cpu(arguments).on_device()
-        opened = gpus.open_gpus(found.nodes, found.ranks_per_node) if found.device == "cuda" else nullcontext()
-        with open_network(found.nodes) as network, opened as shared:
+        opened: AbstractContextManager[gpus.Gpus | None] = nullcontext()
+        if arguments.islands:
+            own = gpus.find_islands(arguments.device)
+            nodes, per_node = len(own.visible) // own.ranks_per_node, own.ranks_per_node
+            found = replace(arguments, device="cuda", nodes=nodes, ranks_per_node=per_node).on_device()
+            network, opened = Network(nodes, "this machine's links"), nullcontext(own)
+        else:
+            found = _on_gpus_or_cpu(arguments).on_device()
+            network = open_network(found.nodes)
+            if found.device == "cuda":
+                opened = gpus.open_gpus(found.nodes, found.ranks_per_node)
+        with network, opened as shared:
             of_rank = shared.environment if shared else lambda rank: {}
             with RankWorld(network, found.ranks_per_node, worker.__name__, log_dir, of_rank) as world:
                 description = f"{network.description}, {shared.description}" if shared else network.description

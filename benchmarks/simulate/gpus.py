@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
+from isthmus import native
 from isthmus.benchmarks.simulate.mps import Mps, open_mps
-from isthmus.group.cuda import why_no_gpu
+from isthmus.group.cuda import find_gpu, why_no_gpu
+from isthmus.group.nodes.islands import find_island, instead
+from isthmus.group.nodes.node_map import ranks_by_value
 
 _TRY_TIMEOUT_S = 120
 _OTHERWISE = "--device cpu trains on CPUs over Gloo"
 # Nodes are on one machine, and what joins them is to be the link alone.
 _SOCKETS = {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
+_ISLANDS = "islands"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Gpus:
     mps: Mps
     #: Which, and how they are shared, for people.
     description: str
+    #: Whether nodes are islands, over the links that they have.
+    are_islands: bool = False
 
     def environment(self, rank: int) -> dict[str, str]:
         """A node's GPUs are the first that its ranks see, of which each takes the one of its index in the node.
@@ -34,14 +40,13 @@ class Gpus:
         They see the others, too: nothing else is to differ from a node of its own.
         """
         index = rank // self.ranks_per_node * self.ranks_per_node % len(self.visible)
+        own = {"CUDA_VISIBLE_DEVICES": ",".join([*self.visible[index:], *self.visible[:index]])}
+        if self.are_islands:
+            return own
         # NCCL takes no GPU twice on one host, and joins by the network what has different ones.
         shares_in_node = self.ranks_per_node > len(self.visible)
         host = f"rank-{rank}" if shares_in_node else f"node-{rank // self.ranks_per_node}"
-        own = {
-            "CUDA_VISIBLE_DEVICES": ",".join([*self.visible[index:], *self.visible[:index]]),
-            "NCCL_HOSTID": f"isthmus-{host}",
-        }
-        return {**_SOCKETS, **self.mps.environment, **own}
+        return {**_SOCKETS, **self.mps.environment, **own, "NCCL_HOSTID": f"isthmus-{host}"}
 
 
 def choose_device(asked: str) -> str:
@@ -65,9 +70,7 @@ def open_gpus(nodes: int, ranks_per_node: int) -> Iterator[Gpus]:
 
     ValueError: one cannot be used, or not by as many ranks.
     """
-    all_visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = all_visible.split(",") if all_visible else [str(index) for index in range(torch.cuda.device_count())]
-    visible = names[: min(torch.cuda.device_count(), nodes * ranks_per_node)]
+    visible = _all_visible()[: nodes * ranks_per_node]
     is_shared = nodes * ranks_per_node > len(visible)
     with ExitStack() as stack:
         mps = stack.enter_context(open_mps()) if is_shared else Mps()
@@ -84,6 +87,39 @@ def open_gpus(nodes: int, ranks_per_node: int) -> Iterator[Gpus]:
         yield Gpus(visible, ranks_per_node, mps, _description(kinds, nodes * ranks_per_node, mps))
 
 
+def find_islands(asked: str) -> Gpus:
+    """Return this machine's GPUs, node by node: its islands, or as ISTHMUS_NODES says. asked: the device.
+
+    ValueError: there are no GPUs, one cannot be used, or they make no nodes of equal size.
+    """
+    if choose_device(asked) != "cuda":
+        raise ValueError(f"--islands: they are of GPUs: device '{asked}', and torch sees no GPU that it may take")
+    visible = _all_visible()
+    asked_nodes = os.environ.get("ISTHMUS_NODES", "")
+    if asked_nodes in ("", _ISLANDS):
+        told = [line.split("\t") for line in _try_all(visible, Mps(), _ISLANDS)]
+        kinds, node_of_gpu = [kind for kind, _, _ in told], [island for _, island, _ in told]
+        if text := instead([node_of_gpu.count(island) for island in dict.fromkeys(node_of_gpu)]):
+            raise ValueError(f"--islands: {text}")
+        by = f"islands by {told[0][2]}"
+    else:
+        kinds, node_of_gpu = _try_all(visible, Mps()), native.load().parse_nodes(asked_nodes, len(visible))
+        by = f"nodes by ISTHMUS_NODES={asked_nodes}"
+    nodes = [[visible[index] for index in node] for node in ranks_by_value(range(len(visible)), node_of_gpu).values()]
+    if len(nodes) < 2 or len({*map(len, nodes)}) > 1:
+        raise ValueError(f"--islands: {by}: {len(nodes)} of {len(visible)} GPUs: expected two or more of equal size")
+    ordered = [gpu for node in nodes for gpu in node]
+    kind = _description(kinds, len(visible), Mps())
+    return Gpus(ordered, len(nodes[0]), Mps(), f"{kind}, {len(nodes)} {by}", are_islands=True)
+
+
+def _all_visible() -> list[str]:
+    """The GPUs as CUDA_VISIBLE_DEVICES has them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    count = torch.cuda.device_count()
+    return given.split(",")[:count] if given else [str(index) for index in range(count)]
+
+
 def _description(kinds: Sequence[str], num_ranks: int, mps: Mps) -> str:
     gpus = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     if num_ranks == len(kinds):
@@ -94,12 +130,15 @@ def _description(kinds: Sequence[str], num_ranks: int, mps: Mps) -> str:
     return f"{gpus}, shared by {num_ranks} ranks under MPS{'' if mps.is_own else ' that was running'}"
 
 
-def _try_all(visible: Sequence[str], mps: Mps) -> list[str]:
-    """Return the names of the GPUs, each of which has computed something. In a process of its own, which frees them."""
+def _try_all(visible: Sequence[str], mps: Mps, *words: str) -> list[str]:
+    """Return the names of the GPUs, each of which has computed something. In a process of its own, which frees them.
+
+    words: "islands": behind each name a tab and its island, a tab and what joins its GPUs.
+    """
     env = {**os.environ, **mps.environment, "CUDA_VISIBLE_DEVICES": ",".join(visible)}
     try:
         tried = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, *words],
             env=env,
             capture_output=True,
             text=True,
@@ -137,7 +176,13 @@ def _main() -> int:
             print(f"GPU {index}: {str(error).splitlines()[0]}")
             return 1
     for index in range(torch.cuda.device_count()):
-        print(torch.cuda.get_device_name(index))
+        gpu = find_gpu(torch.device("cuda", index))
+        try:
+            island = find_island(gpu.bus_id, gpu.is_slice) if _ISLANDS in sys.argv else ()
+        except ValueError as error:
+            print(error)
+            return 1
+        print(torch.cuda.get_device_name(index), *island, sep="\t")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Predictions against counters: a training benchmark's report beside predictions from placement alone.
 
-The prediction takes only the arguments and the options of its groups from the run's records.
+The prediction takes only the arguments and the options of its groups from the run's records; of DDP also the sizes of
+its buckets, which must hold the model.
 """
 
 from collections import Counter
@@ -20,9 +21,10 @@ from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes
 from isthmus.plan.report import figures_table
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import strategies_named
-from isthmus.plan.units import units_of
+from isthmus.plan.strategies import ARMS, DDP_BF16, strategies_named
+from isthmus.plan.units import Unit, units_of
 from isthmus.plan.volumes import Collective, sent_bytes, world_formula
+from isthmus.units.layout import Parameter
 
 _WEIGHTS = "all_gather"
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a
@@ -52,20 +54,32 @@ class Predicted:
         return sum(self.bytes_by_phase.values())
 
 
-def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None) -> Predicted:
-    """The predicted step of an arm of the training benchmark. options: of its groups; None: on the ordinary backend."""
+def predict(
+    config: TrainingConfig, arm: str, options: Mapping[str, Any] | None, buckets: Sequence[int] = ()
+) -> Predicted:
+    """The predicted step of an arm of the training benchmark. options: of its groups; None: on the ordinary backend.
+
+    buckets: elements of what DDP reduces at once. Where they do not hold the model, its units are taken for them.
+    """
+    name, strategy = arm, ARMS[arm]
+    reduce_dtype = config.dtype
+    if strategy.is_ddp:
+        reduce_dtype, name = ("bf16", arm.replace(DDP_BF16.name, "ddp")) if DDP_BF16.name in arm else ("fp32", arm)
     cluster = Cluster(config.nodes, config.ranks_per_node)
     with torch.device("meta"):
         model = units_of(ByteGpt(config.shape))
+    if strategy.is_ddp and sum(buckets) == model.num_parameters:
+        units = tuple(Unit(f"bucket {n}", (Parameter("all", (size,)),), n == 0) for n, size in enumerate(buckets))
+        model = replace(model, units=units)
     setting = Setting(
         model=model,
         cluster=cluster,
         world=world_formula(plain_backend(config.device), config.ranks_per_node),
-        element_bytes=ElementBytes.of(config.dtype, config.dtype),
+        element_bytes=ElementBytes.of(config.dtype, reduce_dtype),
         micro_batches=config.micro_batches,
     )
     wire = WireOptions() if options is None else replace(WireOptions.of(options), weight_bits=0)
-    (strategy,) = strategies_named([arm], wire)
+    (strategy,) = strategies_named([name], wire)
     plan = StepPlan(setting, strategy)
     formula = strategy.formula(setting.world)
     by_phase, counted = dict.fromkeys(COMMUNICATION_PHASES, 0), dict.fromkeys(COMMUNICATION_PHASES, 0)
@@ -149,7 +163,6 @@ def check_arm(
     config: TrainingConfig, arm: str, options: Mapping[str, Any] | None, steps: list[dict[str, Any]]
 ) -> ArmCheck:
     """Check an arm by its recorded steps, some of which are audited."""
-    predicted = predict(config, arm, options)
     audited = [step for step in steps if step["kind"] == "audited"]
     weight_packets = [step.get("weight_packet_bytes", 0) for step in audited]
     payloads = [
@@ -158,6 +171,11 @@ def check_arm(
         if "payload_bytes" in step
     ]
     listed = [step["collectives"] for step in audited if "collectives" in step]
+    buckets: list[int] = []
+    if ARMS[arm].is_ddp and listed:
+        buckets = [call["num_elements"] for call in listed[-1]]
+        buckets = buckets[: len(buckets) // (1 if ARMS[arm].defers else config.micro_batches)]
+    predicted = predict(config, arm, options, buckets)
     links = [sum(step["audited_link_bytes"].values()) for step in audited if "audited_link_bytes" in step]
     return ArmCheck(
         arm=arm,

@@ -17,6 +17,8 @@ DEFAULT_ARMS = (
 )
 #: The same on GPUs, whose ranks are few: those that somebody with GPUs has to choose from, and the paper's.
 GPU_ARMS = ("fsdp", "hsdp", "flat-tagc", "tagc", "quant", "full", "hsdp-quant")
+#: On islands of GPUs, where people train with DDP, too.
+ISLAND_ARMS = ("ddp", "ddp-bf16", "ddp-quant", "fsdp", "hsdp", "quant", "full", "hsdp-quant")
 
 _RANGES = {
     "steps": (2, 100_000),
@@ -32,6 +34,11 @@ _RANGES = {
 class TrainingConfig(HereConfig):
     """Arguments of `isthmus bench training`. Raises ValueError naming field, value and range."""
 
+    islands: bool = option(  # type: ignore[misc]  # of other benchmarks a constant
+        False,
+        "On this machine's GPUs over the links that they have: nodes are its islands, or as ISTHMUS_NODES says. "
+        "Nothing is simulated.",
+    )
     device: str = option("auto", "cpu or cuda.", show_default="cuda where torch sees GPUs, else cpu")
     ranks_per_node: int = option(
         2,
@@ -78,6 +85,8 @@ class TrainingConfig(HereConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.islands and self.here:
+            raise ValueError("--islands: nodes are the launcher's with --here: leave one of them out")
         check_names("arm", self.arms, ARMS)
         check_ranges(self, _RANGES)
         if self.sequences % self.micro_batches:
@@ -97,6 +106,8 @@ class TrainingConfig(HereConfig):
         config = self
         if self.micro_batches > 1 and self.is_default("arms"):
             config = replace(config, arms=ACCUMULATING)
+        elif self.islands and self.is_default("arms"):
+            config = replace(config, arms=ISLAND_ARMS)
         config = config.with_gpu_defaults() if self.device == "cuda" else config
         if not self.quick:
             return config

@@ -1,5 +1,6 @@
 """Sums up the records of a training benchmark: report.json, tables, and what to set."""
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from statistics import fmean, median
@@ -52,7 +53,9 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
     slowest = min(records.links, key=parse_link_rate, default=own_link)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
     notes = _notes(records, slowest) + _disturbances(arms, records.load_before)
-    where = "" if records.config.here else f"Over simulated nodes, link {slowest}: "
+    where = f"Over simulated nodes, link {slowest}: " if records.config.is_simulated else ""
+    if records.config.islands:
+        where = f"With ISTHMUS_NODES={os.environ.get('ISTHMUS_NODES') or 'islands'}: "
     return {
         **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
@@ -127,7 +130,9 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
             "On CPU nothing overlaps: a step is the sum of its phases. Where communication hides behind compute, fewer "
             "bytes buy less time than here, or none.",
         ]
-    if config.here:
+    if config.islands:
+        notes.append("No counter sees what crosses between islands: bytes are those that are predicted.")
+    if not config.is_simulated:
         notes.append(
             "Times are of these links and this model. One that computes longer for each byte gains less: "
             "`isthmus plan` predicts yours from its units and the links."
@@ -154,7 +159,8 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         )
     notes += [
         f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {config.nodes} times the "
-        "memory of the other arms, whose all-gathers cross between nodes instead.",
+        "memory of the other arms, whose all-gathers cross between nodes instead"
+        f"{'; arms ddp* keep them on every rank' if any(ARMS[arm].is_ddp for arm in config.arms) else ''}.",
         "One seed, and few steps: small differences of loss say nothing.",
     ]
     if slowest == UNSHAPED:
@@ -205,6 +211,9 @@ def _settings(arm: str) -> str:
 
 
 def _layout(arm: str, ranks_per_node: int) -> str:
+    if ARMS[arm].is_ddp:
+        prepared = "" if ARMS[arm].is_plain else " with isthmus.prepare(model)"
+        return f"DDP{prepared}{', model.no_sync() until the last micro-batch' if ARMS[arm].defers else ''}"
     if ARMS[arm].hybrid_sharded:
         deferred = ", model.set_requires_all_reduce(is_last)" if ARMS[arm].defers else ""
         return f"sharded in the node and replicated across nodes{deferred}"
@@ -235,7 +244,7 @@ def _time_table(report: dict[str, Any]) -> Table:
     phases = [phase for phase in next(iter(report["arms"].values()))["phases_s"] if phase != WHOLE_STEP]
     columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in phases]
     place = "" if len(report["links"]) == 1 or not phases else f"; the last three at {report['headline_link']}"
-    unit, factor, digits = _unit_of(report)
+    unit, factor, digits = unit_of(report)
     table = figures_table("arm", f"Median {unit} a step{place}", columns)
     for name, arm in report["arms"].items():
         times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
@@ -244,7 +253,7 @@ def _time_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _unit_of(report: dict[str, Any]) -> tuple[str, int, int]:
+def unit_of(report: dict[str, Any]) -> tuple[str, int, int]:
     """The unit of step times, how many make a second, and the digits that are shown."""
     return ("ms", 1000, 1) if report["arguments"]["device"] == "cuda" else ("seconds", 1, 2)
 
@@ -277,7 +286,7 @@ def _byte_table(report: dict[str, Any]) -> Table:
 def markdown(report: dict[str, Any]) -> str:
     """The report in short, to be kept beside others': what was run on what, a row an arm, and what it means."""
     arguments, versions = report["arguments"], report["versions"]
-    unit, factor, digits = _unit_of(report)
+    unit, factor, digits = unit_of(report)
     links = [_link_text(report, link) for link in report["links"]]
     head = ["arm", *(f"{link}, {unit} a step" for link in links), "MB a step", "GiB a rank", "validation loss"]
     rows = []

@@ -54,7 +54,7 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
     with open_stage(config, "training", worker, output_dir / "logs", console) as (config, stage):
         console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {stage.description}")
         links = list(config.links) if stage.shape else []
-        if config.links and not links and not config.here:
+        if config.links and not links and config.is_simulated:
             console.print(
                 "[yellow]Times are unshaped: there is no link to limit. Bytes are what the transports counted."
             )

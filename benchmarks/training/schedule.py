@@ -8,6 +8,8 @@ from isthmus.benchmarks.training.config import TrainingConfig
 UNSHAPED = "unshaped"
 #: The link of ranks that a launcher started.
 HERE = "here"
+#: The links of a machine's islands.
+ISLANDS = "islands"
 _LOSS_SEGMENT_STEPS = 10
 _TIMED_SEGMENT_STEPS = 2
 
@@ -43,7 +45,7 @@ def schedule(config: TrainingConfig, links: Sequence[str]) -> list[Segment]:
 
 def unlimited_link(config: TrainingConfig) -> str:
     """What the link is called while nothing limits it."""
-    return HERE if config.here else UNSHAPED
+    return HERE if config.here else ISLANDS if config.islands else UNSHAPED
 
 
 def steps_per_arm(segments: Sequence[Segment]) -> int:

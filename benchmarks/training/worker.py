@@ -4,26 +4,28 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from isthmus.benchmarks.common.data import Text, default_files
-from isthmus.benchmarks.common.fsdp import make_adamw, set_lr_share, shard
+from isthmus.benchmarks.common.fsdp import make_adamw, replicate, set_lr_share, shard
 from isthmus.benchmarks.common.isthmus_group import new_group, sent_bytes
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.recorder import Audit, record_collectives
 from isthmus.benchmarks.common.stage import Join, join_simulated, plain_backend
 from isthmus.benchmarks.simulate.serve import Emit, SaysAll
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.plan.strategies import ARMS, Strategy
+from isthmus.plan.strategies import ARMS, DDP_BF16, Strategy
 
 _WARM_UP_STEPS = 10
 _CONSTANT_SHARE = 0.6
@@ -41,7 +43,7 @@ def lr_share(step: int, num_steps: int) -> float:
 
 
 class Trainer:
-    """Trains a GPT under FSDP2 over `mesh`. Weights and batches depend on the config alone, so arms can be compared."""
+    """Trains a GPT under FSDP2 or DDP over `mesh`. Weights and batches depend on the config alone: arms compare."""
 
     def __init__(
         self,
@@ -61,8 +63,15 @@ class Trainer:
         self._rank = dist.get_rank()
         torch.manual_seed(config.seed)
         with torch.device(self._device):
-            self._model = ByteGpt(config.shape)
-        shard(self._model, mesh, config.dtype, config.ranks_per_node if arm.keeps_on_node else 0)
+            model = ByteGpt(config.shape)
+        self._model: ByteGpt | DistributedDataParallel = model
+        # FSDP2 casts by itself. DDP's gradients are those of float32 parameters, as where people train so.
+        self._autocasts = arm.is_ddp and config.dtype == "bf16"
+        if arm.is_ddp:
+            plain = bf16_compress_hook if arm.name.startswith(DDP_BF16.name) else allreduce_hook
+            self._model = replicate(model, mesh.get_group(), plain if arm.is_plain else None)
+        else:
+            shard(model, mesh, config.dtype, config.ranks_per_node if arm.keeps_on_node else 0)
         if is_prepared:
             isthmus.prepare(self._model)
         self._optimizer = make_adamw(self._model.parameters(), config.lr)
@@ -79,30 +88,37 @@ class Trainer:
         parts = batch.chunk(self._config.micro_batches)
         whole = torch.zeros((), device=self._device)
         for part in parts:
-            self._reduce_now(part is parts[-1])
-            loss = loss_of(self._model, part) / len(parts)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._reducing(part is parts[-1]):
+                loss = self._loss(part) / len(parts)
+                loss.backward()  # type: ignore[no-untyped-call]
             whole += loss.detach()
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._step += 1
         return float(whole)
 
-    def _reduce_now(self, is_last: bool) -> None:
-        """Say whether the next backward pass reduces between nodes, in an arm that defers this."""
+    def _loss(self, part: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._autocasts):
+            return loss_of(self._model, part)
+
+    def _reducing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Whether the backward pass inside reduces between nodes, in an arm that defers this."""
+        if isinstance(self._model, DistributedDataParallel):
+            return nullcontext() if is_last or not self._arm.defers else self._model.no_sync()
         assert isinstance(self._model, FSDPModule)
         if self._arm.defers and self._arm.hybrid_sharded:
             self._model.set_requires_all_reduce(is_last)
         elif self._arm.defers:
             self._model.set_requires_gradient_sync(is_last)
+        return nullcontext()
 
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss of this rank's held-out sequences."""
         batch = self._text.validation_batch(self._rank, self._config.validation_sequences).to(self._device)
-        losses = [float(loss_of(self._model, part)) for part in torch.split(batch, self._config.sequences)]
-        assert isinstance(self._model, FSDPModule)
-        self._model.reshard()
+        losses = [float(self._loss(part)) for part in torch.split(batch, self._config.sequences)]
+        if isinstance(self._model, FSDPModule):
+            self._model.reshard()
         return sum(losses) / len(losses)
 
 
@@ -142,8 +158,8 @@ class Worker:
         for name in config.arms:
             held_before = self._place.held_bytes()
             mesh, self._groups[name] = _make_groups(ARMS[name], config)
-            # Without it units do not overlap on GPUs.
-            is_prepared = config.device == "cuda" and bool(self._groups[name])
+            # Without it units do not overlap on GPUs, and DDP's gradients are not known as such.
+            is_prepared = bool(self._groups[name]) and (config.device == "cuda" or ARMS[name].is_ddp)
             self._trainers[name] = Trainer(mesh, config, text, num_steps, ARMS[name], is_prepared)
             self._held_bytes[name] = self._place.held_bytes() - held_before
         return self._trainers[config.arms[0]].num_parameters

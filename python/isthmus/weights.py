@@ -1,7 +1,7 @@
 """Weight differences without a process group: from a trainer to whatever holds the weights that it had before.
 
-``update = encode(old, new)`` on one side, ``new = apply(old, update)`` on the other. docs/weight_updates.md has the
-rest, and the bytes.
+``update = encode(old, new)`` on one side, ``new = apply(old, update)`` on the other, or ``changes(held, update)``, to
+patch the old weights where they are. docs/weight_updates.md has the rest, and the bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from isthmus import native as _native
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["apply", "encode"]
+__all__ = ["apply", "changes", "encode"]
 
 _VERSION = 2
 _MAGIC = b"ISHU"
@@ -64,23 +65,37 @@ def apply(old: Tensor | Mapping[str, Tensor], update: ReadableBuffer) -> Tensor 
     bytes are damaged, cut off, of another version or made up, and isthmus.Error if they are for other weights: names,
     dtypes, shapes, bits.
     """
-    parts = _parts(memoryview(update).cast("B"))
-    before = _by_name(old)
-    is_of_one = [part.name for part in parts] == [None]
-    _check(
-        is_of_one == isinstance(old, Tensor),
-        f"an update of {'a tensor' if is_of_one else 'tensors by name'} for {_what(old)}",
-    )
+    before, parts = _by_name(old), _parts_for(old, update)
     result: dict[str | None, Tensor] = {}
     for part in parts:
-        given = _given(part.name, before, "the update")
-        for what, has, needed in (
-            ("dtype", _text(given.dtype), part.dtype),
-            ("shape", list(given.shape), part.shape),
-        ):
-            _check(has == needed, f"{_label(part.name)}: old weights of {what} {has}, an update of {needed}")
-        result[part.name] = _applied(given, part)
+        given = _fitting(before, part)
+        words = _decoded(_words(given), given, part)
+        result[part.name] = given if words is None else words[: given.nbytes].view(given.dtype).view(given.shape)
     return result[None] if isinstance(old, Tensor) else result  # type: ignore[return-value]
+
+
+def changes(held: Tensor | Mapping[str, Tensor], update: ReadableBuffer) -> Iterator[tuple[str | None, Tensor, Tensor]]:
+    """Yield (name, flat indices, new values) of each tensor that changed, for those who patch weights where they are.
+
+    Indices count elements as `reshape(-1)` does, ascending, int64; values have the tensor's dtype; both are of one
+    dimension, on its device. The name is None where `held` is a tensor. The call itself checks everything, and raises
+    the errors of `apply`: what it returns yields only what fits. It decodes each tensor twice, and holds one beside
+    `held` at a time: `held[name].view(-1)[indices] = values` may follow at once. Of tensors that share memory, such as
+    tied weights, it holds all changes from the beginning. `update` is borrowed until the last is yielded, and nobody
+    else may change `held` until then.
+    """
+    before, parts = _by_name(held), _parts_for(held, update)
+    spans = []
+    for part in parts:
+        given = _fitting(before, part)
+        _decoded(_words(given), given, part)
+        storage = StorageWeakRef(given.untyped_storage())  # type: ignore[no-untyped-call]
+        spans.append((*_span(given), storage, part.name))
+        del given
+    sharing = _sharing_memory(spans)
+    kept = {part.name: _changed(before, part) for part in parts if part.name in sharing}
+    found = ((part.name, kept.pop(part.name) if part.name in kept else _changed(before, part)) for part in parts)
+    return ((name, indices, values) for name, (indices, values) in found if len(indices))
 
 
 @dataclass(frozen=True)
@@ -106,14 +121,66 @@ def _encoded(name: Any, before: Mapping[Any, Tensor], now: Mapping[Any, Tensor])
     return [name, _text(new.dtype), list(new.shape), len(record)], record
 
 
-def _applied(given: Tensor, part: _Part) -> Tensor:
+def _parts_for(old: Tensor | Mapping[str, Tensor], update: ReadableBuffer) -> list[_Part]:
+    parts = _parts(memoryview(update).cast("B"))
+    is_of_one = [part.name for part in parts] == [None]
+    _check(
+        is_of_one == isinstance(old, Tensor),
+        f"an update of {'a tensor' if is_of_one else 'tensors by name'} for {_what(old)}",
+    )
+    return parts
+
+
+def _fitting(before: Mapping[Any, Tensor], part: _Part) -> Tensor:
+    given = _given(part.name, before, "the update")
+    for what, has, needed in (("dtype", _text(given.dtype), part.dtype), ("shape", list(given.shape), part.shape)):
+        _check(has == needed, f"{_label(part.name)}: old weights of {what} {has}, an update of {needed}")
+    return given
+
+
+def _decoded(words: Tensor, given: Tensor, part: _Part) -> Tensor | None:
+    """Return the new bits as the old ones are given, or None if they are the same."""
     native = _native.load()
     try:
-        words = native.decode_weights(_words(given), given.nbytes, given.dtype, part.record)
+        new: Tensor | None = native.decode_weights(words, given.nbytes, given.dtype, part.record)
     except native.Error as error:
         text = str(error).replace(" from node 0", "")  # there are no nodes
         raise type(error)(f"{_label(part.name)}: {text}") from None
-    return given if words is None else words[: given.nbytes].view(given.dtype).view(given.shape)
+    return new
+
+
+def _changed(before: Mapping[Any, Tensor], part: _Part) -> tuple[Tensor, Tensor]:
+    """Return flat indices and new values of what changes in a tensor."""
+    given = _fitting(before, part)
+    old = _words(given)
+    new = _decoded(old, given, part)
+    if new is None or not given.numel():
+        return torch.empty(0, dtype=torch.int64, device=given.device), given.new_empty(0)
+    whole = _COPIED.get(given.itemsize, torch.int64)  # complex128: two
+    old, new = (words[: given.nbytes].view(whole).view(given.numel(), -1) for words in (old, new))
+    indices = (old != new).any(1).nonzero().view(-1)
+    return indices, new[indices].view(-1).view(given.dtype)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor's memory begins and ends."""
+    begin = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.itemsize if tensor.numel() else begin
+
+
+def _sharing_memory(spans: list[tuple[int, int, StorageWeakRef, str | None]]) -> set[str | None]:
+    """Return the names of tensors that begin where another one has not ended. Memory that is gone is nobody's."""
+    names: set[str | None] = set()
+    furthest, holder = 0, None
+    for begin, end, storage, name in sorted(spans, key=lambda span: span[:2]):
+        if begin == end or storage.expired():  # type: ignore[no-untyped-call]
+            continue
+        if begin < furthest:
+            names |= {holder, name}
+        if end > furthest:
+            furthest, holder = end, name
+    return names
 
 
 def _parts(update: memoryview) -> list[_Part]:

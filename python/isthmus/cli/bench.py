@@ -1,10 +1,9 @@
 """`isthmus bench ...`: benchmarks over simulated nodes. Their options are fields of the configurations."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
@@ -12,6 +11,7 @@ from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.weights.config import WeightsConfig
+from isthmus.cli import terminal
 from isthmus.cli.options import filled
 from isthmus.cli.terminal import FAILED, fail
 
@@ -28,27 +28,38 @@ _Logs = Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")]
 @filled(TrainingConfig)
 def training(
     config: TrainingConfig,
-    output: Annotated[Path, typer.Option(help="Where report.json and logs go.")] = Path("bench-out/training"),
+    output: Annotated[Path, typer.Option(help="Where the report and logs go.")] = Path("bench-out/training"),
 ) -> None:
     """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side.
 
-    With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
-    Those have this machine's GPUs, if there are any.
+    With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, with --islands on this
+    machine's GPUs and their links, else on simulated nodes. Those have this machine's GPUs, if there are any.
     """
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.here.stage import tells
     from isthmus.benchmarks.training.report import build_report, markdown, print_report
     from isthmus.benchmarks.training.run import run_training
 
-    console = Console()
+    console = terminal.console()
     report = build_report(run_training(config, output, console))
     if config.here and not tells():
         return
     write_json(report, output / "report.json")
     (output / "report.md").write_text(markdown(report))
     print_report(report, console)
-    console.print(f"\n{output / 'report.json'}, report.md  ({report['seconds']:.0f} s)")
+    files = f"{output / 'report.json'}, report.md{_drawn(report, output)}"
+    console.print(f"\n{files}  ({report['seconds']:.0f} s)", markup=False, soft_wrap=True)
     console.print(f"\n{report['advice']}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _drawn(report: dict[str, Any], output: Path) -> str:
+    """Draw report.png; returns what the line that names the files says of it."""
+    try:
+        from isthmus.benchmarks.training.picture import picture_of
+    except ModuleNotFoundError as error:
+        return f"; no picture: {error} (`pip install isthmus[bench]`)"
+    picture_of(report).savefig(output / "report.png")
+    return ", report.png"
 
 
 @bench.command()
@@ -63,7 +74,7 @@ def scaling(
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.scaling.run import print_scaling, run_scaling
 
-    console = Console()
+    console = terminal.console()
     report = run_scaling(config, output, console)
     write_json(report, output / "scaling.json")
     print_scaling(report, console)
@@ -85,7 +96,7 @@ def convergence(
     from isthmus.benchmarks.convergence.run import run_convergence
     from isthmus.benchmarks.convergence.summary import print_summary
 
-    console = Console()
+    console = terminal.console()
     if not report_only:
         run_convergence(config, output, console)
     print_summary(read_results(output / "convergence.jsonl"), console, against)
@@ -102,7 +113,7 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.here.stage import tells
 
-    console = Console()
+    console = terminal.console()
     report = run_collectives(config, logs, console)
     print_collectives(report, console)
     if json is not None and (not config.here or tells()):
@@ -119,7 +130,7 @@ def survival(config: SurvivalConfig, logs: _Logs = Path("bench-out/survival")) -
         import isthmus.torchft  # noqa: F401
     except ImportError as error:
         fail(str(error), error)
-    console = Console()
+    console = terminal.console()
     print_survival(config, run_survival(config, logs, console), console)
 
 
@@ -130,7 +141,7 @@ def weights(config: WeightsConfig, json: _Json = None) -> None:
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.weights.run import print_weights, run_weights
 
-    console = Console()
+    console = terminal.console()
     report = run_weights(config, console)
     print_weights(report, console)
     if json is not None:

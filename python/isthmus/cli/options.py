@@ -15,7 +15,8 @@ from isthmus.cli.terminal import failures_told
 _ONLY = {
     "here": "only with --here",
     "simulated": (
-        "only for simulated nodes; with --here nodes are the launcher's, and links are as they are: leave it out"
+        "only for simulated nodes; with --here nodes are the launcher's, with --islands the machine's, and links are "
+        "as they are: leave it out"
     ),
 }
 
@@ -89,7 +90,8 @@ def filled(arguments: type, simulated_only: Sequence[str] = ()) -> Callable[[Cal
                 return source is not None and source.name == "COMMANDLINE"
 
             with failures_told(extra="bench"):
-                meaningless, further = ("simulated", simulated_only) if given.get("here") else ("here", ())
+                is_real = given.get("here") or given.get("islands")
+                meaningless, further = ("simulated", simulated_only) if is_real else ("here", ())
                 names = [each.name for each in parameters if each.option.only == meaningless]
                 for name in filter(is_given, [*names, *further]):
                     raise ValueError(f"--{name.replace('_', '-')}: {_ONLY[meaningless]}")

@@ -84,9 +84,20 @@ class PlanArguments:
 
 @filled(PlanArguments)
 def plan(
-    given: PlanArguments, json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
+    given: PlanArguments,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw step time over the link's rate for each strategy into this file (.png, .svg, .pdf).",
+            show_default="none",
+            dir_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Predict bytes, time and memory of a training step, and which way to train is best over which links."""
+    if plot is not None:
+        from isthmus.plan.picture import picture_of  # says what to install before anything else
     from isthmus.plan import assumptions
     from isthmus.plan.packets import WireOptions
     from isthmus.plan.placement import ElementBytes
@@ -146,6 +157,8 @@ def plan(
         memory_bytes=None if given.memory_gb is None else round(given.memory_gb * 1e9),
         sources=sources,
     )
+    if plot is not None:
+        picture_of(comparison, setting).savefig(plot)
     if json:
         print(json_module.dumps(build_report(comparison, setting), indent=1))
     else:

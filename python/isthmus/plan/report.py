@@ -82,7 +82,7 @@ def verdict(comparison: Comparison, setting: Setting) -> list[str]:
     winner = comparison.winner
     if winner is None:
         return [f"Nothing fits into {(comparison.memory_bytes or 0) / 1e9:.3g} GB a rank, activations apart."]
-    sentences = [_against_plain(comparison, winner), _over_speeds(comparison)]
+    sentences = [_against_plain(comparison, winner), over_speeds(comparison)]
     trained_share = setting.model.num_trained / setting.model.num_parameters
     if trained_share < 1 and winner.strategy.is_plain and winner.strategy.placements in (HSDP, DDP):
         sentences.append(
@@ -93,7 +93,7 @@ def verdict(comparison: Comparison, setting: Setting) -> list[str]:
     if isinstance(winner, PipelinePlan) and other is not None:
         sentences.append(
             "pp takes a model that is cut into stages, as torch.distributed.pipelining runs it. Without one "
-            f"{other.strategy.name} is best: {_seconds(comparison.time(other).step_s)}."
+            f"{other.strategy.name} is best: {in_seconds(comparison.time(other).step_s)}."
         )
     if winner.strategy.is_compressed:
         sentences.append(
@@ -109,7 +109,7 @@ def _best(comparison: Comparison, is_asked: Callable[[Strategy], bool]) -> StepP
 def _against_plain(comparison: Comparison, winner: StepPlan) -> str:
     where = f"At {comparison.links.inter_gbit_s:g} Gbit/s"
     name, step_s = winner.strategy.name, comparison.time(winner).step_s
-    is_best = f"{where} {name} is best: {_seconds(step_s)} a step"
+    is_best = f"{where} {name} is best: {in_seconds(step_s)} a step"
     if winner.strategy.is_plain:
         compressed = _best(comparison, lambda strategy: strategy.is_compressed)
         other = compressed or _best(comparison, lambda strategy: not strategy.is_plain)
@@ -121,16 +121,17 @@ def _against_plain(comparison: Comparison, winner: StepPlan) -> str:
     if winner.strategy.is_plain:
         doubt = f", less than {EQUAL_SHARE:.0%} apart, which no such model can tell" if other_s < step_s else ""
         return (
-            f"{where} Isthmus does not pay: {name} takes {_seconds(step_s)} a step, "
-            f"{other.strategy.name} {_seconds(other_s)}{doubt}."
+            f"{where} Isthmus does not pay: {name} takes {in_seconds(step_s)} a step, "
+            f"{other.strategy.name} {in_seconds(other_s)}{doubt}."
         )
     return (
-        f"{is_best} against {_seconds(other_s)} of {other.strategy.name}, the best plain one: "
+        f"{is_best} against {in_seconds(other_s)} of {other.strategy.name}, the best plain one: "
         f"{other_s / step_s:.2f} times as fast."
     )
 
 
-def _over_speeds(comparison: Comparison) -> str:
+def over_speeds(comparison: Comparison) -> str:
+    """The strategies to prefer over all speeds between nodes, in a sentence. Something fits."""
     crossovers = comparison.crossovers
     if not crossovers:
         name = comparison.preferred_name(SLOWEST_GBIT_S)
@@ -149,7 +150,7 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
     found = [
         *(f"{source[:1].upper()}{source[1:]}: {', '.join(facts)}." for source, facts in by_source.items()),
-        f"Compute: {_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
+        f"Compute: {in_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
         f"Codec: {comparison.codecs.source}.",
         f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
         "Bytes are tested against counters of real runs. Times are a model, compared with one GPU (docs/plan.md), "
@@ -186,7 +187,8 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
     return found
 
 
-def _seconds(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
+    """Seconds or milliseconds, as sentences have them."""
     return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
 
 

@@ -77,9 +77,7 @@ class Comparison:
         """Where the preferred strategy changes between 1 and 800 Gbit/s, the slowest first."""
         if not self.candidates:
             return []
-        ratio = FASTEST_GBIT_S / SLOWEST_GBIT_S
-        speeds = [SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
-        return [found for low, high in pairwise(speeds) for found in self._crossovers_between(low, high)]
+        return [found for low, high in pairwise(scanned_gbit_s()) for found in self._crossovers_between(low, high)]
 
     def preferred_name(self, inter_gbit_s: float) -> str:
         """The name of the strategy to prefer at that speed between nodes. Something fits."""
@@ -96,6 +94,12 @@ class Comparison:
         if high / low <= 1 + _CROSSOVER_SHARE:
             return [Crossover(middle, below, above)]
         return self._crossovers_between(low, middle) + self._crossovers_between(middle, high)
+
+
+def scanned_gbit_s() -> list[float]:
+    """The speeds between nodes at which strategies are compared, the slowest first."""
+    ratio = FASTEST_GBIT_S / SLOWEST_GBIT_S
+    return [SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
 
 
 def _effort(strategy: Strategy) -> int:

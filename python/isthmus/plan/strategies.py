@@ -49,6 +49,11 @@ class Strategy:
         return self.wire is not None and not self.wire.is_flat and self.is_compressed
 
     @property
+    def is_ddp(self) -> bool:
+        """Whether weights, gradients and optimizer states are whole on every rank."""
+        return self.placements == DDP
+
+    @property
     def hybrid_sharded(self) -> bool:
         """Whether weights and gradients are sharded within a node and replicated across nodes."""
         return self.placements == HSDP
@@ -106,13 +111,15 @@ _NAMED = (
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
     Strategy("hsdp-quant", "as hsdp, on Isthmus: rotated 4-bit codes between nodes", HSDP, _QUANT),
 )
+# Not compared unless they are asked for.
+_ON_REQUEST = (Strategy("ddp-quant", "as ddp, on Isthmus: rotated 4-bit codes between nodes", DDP, _QUANT),)
 #: What codec quant has beside its default of 4 bits.
 _OTHER_BITS = (8, 7, 6, 5, 3, 2, 1)
 
 
 def _every_strategy() -> Iterator[Strategy]:
     """Those named, each before the same with codec quant at its other widths: "quant3" for "quant"."""
-    for strategy in _NAMED:
+    for strategy in (*_NAMED, *_ON_REQUEST):
         yield strategy
         if strategy.wire is not None and strategy.codec == "quant":
             for bits in _OTHER_BITS:
@@ -136,12 +143,14 @@ ACCUMULATING = tuple(
 )
 #: A pipeline over the link between nodes, as `PipelinePlan` has it.
 PIPELINE = Strategy("pp", "a pipeline: a stage on each node, FSDP2 over the ranks of the node", FSDP)
-#: The arms of the training benchmark: the strategies of FSDP2, with other widths than 4 bits where 2 are worth a run.
-_ARMS_OF_OTHER_BITS = ("quant2", "hsdp-quant2")
+#: The arm of the training benchmark whose gradients are bfloat16; those of ddp and ddp-quant are float32.
+DDP_BF16 = Strategy("ddp-bf16", "as ddp, gradients as bfloat16 by torch's hook", DDP)
+#: The arms of the training benchmark: with other widths than 4 bits where 2 are worth a run.
+_ARMS = (*DEFAULT_STRATEGIES, "quant2", "hsdp-quant2", "ddp-quant", DDP_BF16.name)
 ARMS = {
     name: strategy
-    for name, strategy in STRATEGIES.items()
-    if strategy.placements != DDP and name.removesuffix("-last") in (*DEFAULT_STRATEGIES, *_ARMS_OF_OTHER_BITS)
+    for name, strategy in (STRATEGIES | {each.name: each for each in (DDP_BF16, _deferred(DDP_BF16))}).items()
+    if name.removesuffix("-last") in _ARMS
 }
 
 

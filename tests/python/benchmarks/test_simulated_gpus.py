@@ -151,6 +151,43 @@ class Tried:
         return ["H200"] * len(visible)
 
 
+def lines_of(*islands):
+    """What the process that tries GPUs says of these, by the island that each is on."""
+    return lambda visible, mps, *words: [f"A40\t{island}\tPCIe switch" if words else "A40" for island in islands]
+
+
+def test_islands_are_nodes_and_ranks_take_their_gpus(monkeypatch):
+    monkeypatch.setattr(gpus, "choose_device", lambda asked: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("ISTHMUS_NODES", raising=False)
+    monkeypatch.setattr(gpus, "_try_all", lines_of("left", "right", "left", "right"))
+    found = gpus.find_islands("cuda")
+    assert (found.visible, found.ranks_per_node) == (["0", "2", "1", "3"], 2)
+    assert found.description == "4 x A40, one a rank, 2 islands by PCIe switch"
+    assert found.environment(2) == {"CUDA_VISIBLE_DEVICES": "1,3,0,2"}  # NCCL is to see one host, as it is
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    assert gpus.find_islands("cuda").visible == ["7", "3", "5", "1"]
+    for islands, why in (
+        (("left",) * 4, "there is one island: set ISTHMUS_NODES=4x1"),
+        (("left", "left", "left", "right"), "islands have 1 to 3 ranks: set ISTHMUS_NODES=4x1"),
+        (("a", "b", "c", "d"), "nothing joins any two GPUs: set ISTHMUS_NODES=4x1"),
+    ):
+        monkeypatch.setattr(gpus, "_try_all", lines_of(*islands))
+        with pytest.raises(ValueError, match=f"^--islands: {why}$"):
+            gpus.find_islands("cuda")
+    monkeypatch.setenv("ISTHMUS_NODES", "4x1")
+    assert (gpus.find_islands("cuda").visible, gpus.find_islands("cuda").ranks_per_node) == (["7", "5", "3", "1"], 1)
+    monkeypatch.setenv("ISTHMUS_NODES", "0,3|1,2")
+    assert gpus.find_islands("cuda").visible == ["7", "1", "5", "3"]
+    for nodes in ("1x4", "0|1,2,3"):
+        monkeypatch.setenv("ISTHMUS_NODES", nodes)
+        with pytest.raises(ValueError, match="of 4 GPUs: expected two or more of equal size"):
+            gpus.find_islands("cuda")
+    monkeypatch.setenv("ISTHMUS_NODES", "3x2")
+    with pytest.raises(ValueError, match="3x2"):
+        gpus.find_islands("cuda")
+
+
 @pytest.mark.processes
 def test_gpus_that_are_shared_and_that_are_not(made_up, monkeypatch):
     Tried(monkeypatch, 1)

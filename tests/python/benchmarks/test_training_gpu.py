@@ -15,6 +15,7 @@ from python.benchmarks.bench_cli import run
 from python.benchmarks.test_simulated_gpus import made_up  # noqa: F401
 from python.cuda.worlds import needs_fake_gpu
 from support import fake_gpu
+from support.machines import eight_gpus
 
 TINY = ("training", "--device", "cuda", "--layers", 1, "--width", 128, "--context", 32, "--sequences", 2)
 ARMS = ("fsdp", "hsdp", "flat-tagc", "quant", "full", "hsdp-quant")
@@ -45,7 +46,30 @@ def test_a_run(made_up, tmp_path):  # noqa: F811
     shaped = [link for link in report["links"] if link != "unshaped"]
     assert list(report["carried_bits_per_s"]) == (report["links"] if shaped else [])
     assert "| full |" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "report.png").stat().st_size > 10_000
     assert out.splitlines()[-1] == report["advice"]
+
+
+@pytest.mark.processes
+@needs_fake_gpu
+def test_the_islands_of_a_machine(tmp_path):
+    """Four of eight GPUs: NVLinks join the first with the third, and the second with the fourth."""
+    machine = eight_gpus(tmp_path / "machine.xml", [""] * 8, [(0, 2), (1, 3)])
+    arms = ("ddp", "ddp-bf16", "ddp-quant", "hsdp-quant")
+    with fake_gpu.environment(FAKE_GPU_COUNT=4, HWLOC_XMLFILE=machine) as variables:
+        words = (*TINY, "--islands", "--quick", "--arms", ",".join(arms), "--output", tmp_path)
+        code, out, err = run(*words, **variables)
+    assert code == 0, err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [report["arguments"][name] for name in ("device", "nodes", "ranks_per_node")] == ["cuda", 2, 2]
+    assert report["network"] == "this machine's links, 4 x Fake GPU, one a rank, 2 islands by NVLink"
+    assert report["links"] == ["islands"] == [report["headline_link"]]
+    for check in check_report(report):
+        assert check.collectives_equal and check.payload_equal is not False and check.link_bytes is None, check
+    losses = [arm["val_loss"] for arm in report["arms"].values()]
+    assert max(losses) - min(losses) < 0.2, losses
+    assert "Nothing was shaped" not in out and "unshaped" not in out
+    assert report["advice"].startswith("With ISTHMUS_NODES=islands: ")
 
 
 @pytest.mark.processes

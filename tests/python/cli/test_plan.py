@@ -1,6 +1,9 @@
 """`isthmus plan`: what it prints, draws and refuses, and where links come from."""
 
+import sys
+
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from isthmus import _topology
@@ -134,6 +137,52 @@ def test_sentences_do_not_wrap_in_a_pipe():
     result = CliRunner().invoke(app, ["plan", *LLAMA], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     assert "\n- Bytes are tested against counters of real runs. Times are a model, compared with one" in result.output
+
+
+def test_the_picture_has_a_line_a_strategy_the_crossovers_and_the_link(tmp_path, monkeypatch):
+    pictures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: pictures.append((figure, path)))
+    given = [*LLAMA, "--inter", "0.5gbit", "--memory-gb", 24, "--strategies", "fsdp,hsdp,hsdp-quant3,ddp"]
+    found = report(*given, "--plot", tmp_path / "plan.png")
+    ((figure, path),) = pictures
+    assert path == tmp_path / "plan.png"
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert {"fsdp", "hsdp", "hsdp-quant3", "ddp (does not fit)"} < set(lines)
+    best = f"hsdp-quant3, {found['strategies']['hsdp-quant3']['step_s']:.3g} s"
+    assert list(lines[f"0.5 Gbit/s: {best}"].get_xdata()) == [0.5, 0.5]
+    for name in ("fsdp", "hsdp"):
+        rates, seconds = lines[name].get_data()
+        assert (rates[0], rates[-1], len(rates)) == (0.5, 800, 118)
+        assert seconds[0] == found["strategies"][name]["step_s"]
+    dots = [line.get_data() for line in axes.lines if line.get_marker() == "o"]
+    assert [x for (x,), _ in dots] == [crossover["inter_gbit_s"] for crossover in found["crossovers"]]
+    for ((x,), (y,)), crossover in zip(dots, found["crossovers"], strict=True):
+        at = report(*given, "--inter", f"{x}gbit")["strategies"][crossover["above"]]["step_s"]
+        assert y == pytest.approx(at, rel=1e-6)
+    assert figure.get_suptitle().splitlines()[1] == found["verdict"][1]
+
+
+def test_a_picture_is_written_in_the_form_that_its_name_asks_for(tmp_path):
+    few = [*LLAMA, "--strategies", "fsdp,pp,quant8-last", "--micro-batches", 2]
+    for form, begins in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        path = tmp_path / f"plan.{form}"
+        assert run(*few, "--plot", path)[0] == 0
+        assert path.read_bytes().startswith(begins)
+    assert run(*few, "--nodes", 1, "--plot", path)[0] == 0
+    assert run(*few, "--memory-gb", 0.001, "--plot", path)[0] == 0
+    code, out = run(*few, "--plot", tmp_path / "plan.zap")
+    assert code == 2 and "Format 'zap' is not supported" in out
+    code, out = run(*few, "--plot", tmp_path / "no/plan.png")
+    assert code == 1 and "no/plan.png: No such file" in out
+
+
+def test_without_matplotlib_a_picture_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "isthmus.plan.picture", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out = run("--module", "no.such:thing", *GIVEN, "--plot", tmp_path / "plan.png")
+    assert code == 1 and "this command needs `pip install isthmus[bench]`" in out
+    assert run(*LLAMA)[0] == 0
 
 
 def test_on_fast_links_it_says_that_compression_does_not_pay():

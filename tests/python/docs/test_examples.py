@@ -219,3 +219,13 @@ def test_weight_updates(tmp_path: Path) -> None:
     assert said.startswith(f"{update.stat().st_size} bytes, where ")
     output_of((sys.executable, example[1], sides[1] / "old.safetensors", update, sides[1] / "new.safetensors"))
     assert (sides[0] / "new.safetensors").read_bytes() == (sides[1] / "new.safetensors").read_bytes()
+
+
+def test_engines_of_both_kinds_live_through_a_damaged_and_a_lost_update() -> None:
+    said = output_of((sys.executable, "examples/weight_updates/engines.py"))
+    for engine in ("Whole", "Patched"):
+        told = {int(number): text for number, text in re.findall(rf"^(\d), {engine}: (.*)$", said, re.MULTILINE)}
+        assert list(told) == [1, 2, 3, 5, 6]
+        assert "corrupt" in told[3] and "it is for other weights" in told[5]
+        elements = [int(re.fullmatch(r"\d+ bytes, (\d+) elements", told[number])[1]) for number in (1, 2, 6)]  # type: ignore[index]
+        assert all(98_000 < number < 99_000 if engine == "Whole" else 0 < number < 30_000 for number in elements), said

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import isthmus
-from isthmus.weights import apply, encode
+from isthmus.weights import apply, changes, encode
 from support.updates import RECORD_HEAD, parts_of, sealed, update_of
 
 OLD = torch.linspace(-1, 1, 50).bfloat16()
@@ -20,10 +20,12 @@ UPDATES = encode(OLDS, {"a": NEW, "b": torch.arange(3) + 1})
 
 
 def assert_refused(old: Any, update: Any, error: type[Exception], words: str) -> None:
+    """By both that take an update; `changes` before it yields anything."""
     before = OLD.clone()
-    with pytest.raises(error, match=words) as raised:
-        apply(old, update)
-    assert type(raised.value) is error
+    for take in (apply, changes):
+        with pytest.raises(error, match=words) as raised:
+            take(old, update)
+        assert type(raised.value) is error
     assert torch.equal(OLD.view(torch.int16), before.view(torch.int16))
 
 

@@ -6,13 +6,14 @@ import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import isthmus
-from isthmus.weights import apply, encode
+from isthmus.weights import apply, changes, encode
 from support.places import ROOT
 
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
@@ -46,9 +47,22 @@ def moved(old: torch.Tensor, seed: int = 5) -> torch.Tensor:
     return torch.frombuffer(words[0], dtype=torch.uint8).view(old.dtype).view(old.shape)
 
 
+def patched(old: torch.Tensor, update: bytes) -> bytes:
+    """Return the bits of a tensor where its changes stand."""
+    elements = np.frombuffer(bits(old), np.uint8).reshape(old.numel(), old.element_size()).copy()
+    for name, indices, values in changes(old, update):
+        assert (name, values.dtype, values.shape) == (None, old.dtype, indices.shape)
+        new = np.frombuffer(bits(values), np.uint8).reshape(len(indices), -1)
+        assert (np.diff(indices.numpy()) > 0).all() and (elements[indices] != new).any(1).all()
+        elements[indices] = new
+    return elements.tobytes()
+
+
 def assert_comes_out(old: torch.Tensor, new: torch.Tensor) -> None:
     before = bits(old)
-    result = apply(old, encode(old, new))
+    update = encode(old, new)
+    assert patched(old, update) == bits(new)
+    result = apply(old, update)
     assert bits(result) == bits(new)
     assert (result.dtype, result.shape, result.device) == (new.dtype, new.shape, new.device)
     assert bits(old) == before
@@ -176,6 +190,52 @@ def test_each_tensor_is_asked_for_once_and_let_go() -> None:
     update = encode(old, new)
     assert (old.asked, new.asked, old.most_held, new.most_held) == ([*"abcd"], [*"abcd"], 1, 1)
     assert all(torch.equal(tensor, torch.full((100,), 2.0)) for tensor in apply(OnDisk(1), update).values())
+
+
+def test_changes_hold_one_tensor_at_a_time() -> None:
+    held, update = OnDisk(1), encode(OnDisk(1), OnDisk(2))
+    found = changes(held, update)
+    assert (held.asked, held.most_held) == ([*"abcd"], 1)
+    places = torch.arange(100)
+    for name, indices, values in found:
+        assert name == held.asked[-1] and torch.equal(indices, places) and torch.equal(values, torch.full((100,), 2.0))
+    assert (held.asked, held.most_held) == ([*"abcdabcd"], 1)
+
+
+def test_changes_of_what_changed_alone() -> None:
+    old = state_dict(1)
+    new = {name: tensor.clone() for name, tensor in old.items()}
+    new["0.weight"][2, 3], new["2.weight"][0, 1] = 7, float("nan")
+    found = {name: (indices.tolist(), values) for name, indices, values in changes(old, encode(old, new))}
+    assert {name: indices for name, (indices, _) in found.items()} == {"0.weight": [17], "2.weight": [1]}
+    assert found["0.weight"][1].tolist() == [7] and bits(found["2.weight"][1]) == bits(new["2.weight"][0, 1])
+
+
+def test_weights_that_share_memory_are_patched_while_their_changes_come() -> None:
+    """Tied ones, a view of some rows, columns of a fused matrix: an earlier patch may change a later one's old bits."""
+    memory = torch.randn(6, 8).bfloat16()
+
+    def views(memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        apart = torch.ones(3)
+        columns = {"left": memory[:, :3], "right": memory[:, 3:]}
+        return {
+            "rows": memory[2:4],
+            "apart": apart,
+            "whole": memory,
+            "tied": memory.view(48),
+            **columns,
+            "none": memory[:0],
+        }
+
+    new = {name: tensor + 1 for name, tensor in views(memory).items()}
+    update = encode(views(memory), new)
+    held = views(memory)
+    names = []
+    for name, indices, values in changes(held, update):
+        names.append(name)
+        held[name].put_(indices, values)
+    assert names == ["rows", "apart", "whole", "tied", "left", "right"]
+    assert all(torch.equal(held[name], new[name]) for name in new)
 
 
 def test_several_threads() -> None:
