@@ -167,7 +167,7 @@ FIGURES = (
     ),
     Figures(
         "scaling",
-        "isthmus bench scaling",
+        "python -m isthmus.benchmarks.scaling",
         15,
         {
             "scaling-bytes": ("docs/demo.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),

@@ -1,1 +1,1 @@
-"""`isthmus bench convergence`: the cost in validation loss of reducing gradients in less than 32 bits."""
+"""`python -m isthmus.benchmarks.convergence`: the cost in validation loss of gradients in less than 32 bits."""

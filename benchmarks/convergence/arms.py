@@ -1,4 +1,4 @@
-"""The arms of `isthmus bench convergence`: the ways to reduce gradients that are compared, in one table."""
+"""The arms of `python -m isthmus.benchmarks.convergence`: ways to reduce gradients, in one table."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Arguments of `isthmus bench convergence`."""
+"""Arguments of `python -m isthmus.benchmarks.convergence`."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ConvergenceConfig:
-    """Arguments of `isthmus bench convergence`. Raises ValueError naming what is wrong."""
+    """Arguments of `python -m isthmus.benchmarks.convergence`. Raises ValueError naming what is wrong."""
 
     finalists: tuple[str, ...] = option(FINALISTS, "Which arms, beside exact; an unknown name lists them.")
     num_seeds: int = option(6, "How many; each gives all arms the same weights and batches.", name="seeds")

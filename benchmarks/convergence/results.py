@@ -1,4 +1,4 @@
-"""Runs of `isthmus bench convergence`, and the file with a line of JSON for each that has finished."""
+"""Runs of `python -m isthmus.benchmarks.convergence`, and the file with a line of JSON for each that has finished."""
 
 import hashlib
 import json

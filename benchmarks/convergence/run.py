@@ -1,4 +1,4 @@
-"""`isthmus bench convergence`: the cost in validation loss of reducing gradients in less than 32 bits.
+"""`python -m isthmus.benchmarks.convergence`: the cost in validation loss of reducing gradients in less than 32 bits.
 
 A few arms are trained on the real backend, as processes on simulated nodes. Results go to one file, and the tables are
 made from that file alone.

@@ -1,4 +1,4 @@
-"""One rank of `isthmus bench convergence`: trains under FSDP2, or DDP, by command of the launcher."""
+"""One rank of `python -m isthmus.benchmarks.convergence`: trains under FSDP2, or DDP, by command of the launcher."""
 
 import math
 import time

@@ -1,1 +1,1 @@
-"""`isthmus bench scaling`: the training benchmark at several numbers of nodes."""
+"""`python -m isthmus.benchmarks.scaling`: the training benchmark at several numbers of nodes."""

@@ -1,4 +1,4 @@
-"""Arguments of `isthmus bench scaling`."""
+"""Arguments of `python -m isthmus.benchmarks.scaling`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from isthmus.benchmarks.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class ScalingConfig:
-    """Arguments of `isthmus bench scaling`."""
+    """Arguments of `python -m isthmus.benchmarks.scaling`."""
 
     arms: tuple[str, ...] = option(("fsdp", "hsdp", "quant", "full"), "Which arms.")
     layouts: tuple[str, ...] = option(("2x1", "4x1", "8x1"), "Nodes x ranks on each, one run each.")

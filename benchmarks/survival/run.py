@@ -27,7 +27,7 @@ ARMS = ("isthmus", "gloo")
 
 @dataclass(frozen=True)
 class SurvivalConfig:
-    """Arguments of `isthmus bench survival`. Raises ValueError naming field, value and range."""
+    """Arguments of `python -m isthmus.benchmarks.survival`. Raises ValueError naming field, value and range."""
 
     minutes: int = option(15, "How long each arm trains.")
     kill_every_s: int = option(30, "Seconds between two kills.", name="kill_every")

@@ -6,14 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.benchmarks.collectives.config import CollectivesConfig
-from isthmus.benchmarks.convergence.config import ConvergenceConfig
-from isthmus.benchmarks.scaling.config import ScalingConfig
-from isthmus.benchmarks.survival.run import SurvivalConfig, print_survival, run_survival
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.cli import terminal
 from isthmus.cli.options import filled
-from isthmus.cli.terminal import FAILED, fail
+from isthmus.cli.terminal import FAILED
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +18,6 @@ bench = typer.Typer(
 )
 
 _Json = Annotated[Path | None, typer.Option(help="Write everything to this file, too.")]
-_Logs = Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")]
 
 
 @bench.command()
@@ -63,48 +59,12 @@ def _drawn(report: dict[str, Any], output: Path) -> str:
 
 
 @bench.command()
-@filled(ScalingConfig)
-def scaling(
-    config: ScalingConfig,
-    output: Annotated[Path, typer.Option(help="Where scaling.json and each layout's report go.")] = Path(
-        "bench-out/scaling"
-    ),
-) -> None:
-    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step."""
-    from isthmus.benchmarks.common.report import write_json
-    from isthmus.benchmarks.scaling.run import print_scaling, run_scaling
-
-    console = terminal.console()
-    report = run_scaling(config, output, console)
-    write_json(report, output / "scaling.json")
-    print_scaling(report, console)
-    console.print(f"\n{output / 'scaling.json'}")
-
-
-@bench.command()
-@filled(ConvergenceConfig)
-def convergence(
-    config: ConvergenceConfig,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Print the tables of what has run.")] = False,
-    against: Annotated[str, typer.Option(help="The arm whose losses the others' are compared with.")] = "exact",
-    output: Annotated[Path, typer.Option(help="Where convergence.jsonl is, with a line for each run.")] = Path(
-        "bench-out/convergence"
-    ),
-) -> None:
-    """Train with some codecs and compare validation losses over the bits that cross. Resumable."""
-    from isthmus.benchmarks.convergence.results import read_results
-    from isthmus.benchmarks.convergence.run import run_convergence
-    from isthmus.benchmarks.convergence.summary import print_summary
-
-    console = terminal.console()
-    if not report_only:
-        run_convergence(config, output, console)
-    print_summary(read_results(output / "convergence.jsonl"), console, against)
-
-
-@bench.command()
 @filled(CollectivesConfig, simulated_only=("logs",))
-def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Path("bench-out/collectives")) -> None:
+def collectives(
+    config: CollectivesConfig,
+    json: _Json = None,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/collectives"),
+) -> None:
     """Time and verify single collectives, in the manner of nccl-tests.
 
     With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
@@ -120,18 +80,6 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
         write_json(report, json)
     if report["num_wrong"]:
         raise typer.Exit(FAILED)
-
-
-@bench.command()
-@filled(SurvivalConfig)
-def survival(config: SurvivalConfig, logs: _Logs = Path("bench-out/survival")) -> None:
-    """Train under torchft while members are killed: over Isthmus, and over torchft's own Gloo group. Needs torchft."""
-    try:
-        import isthmus.torchft  # noqa: F401
-    except ImportError as error:
-        fail(str(error), error)
-    console = terminal.console()
-    print_survival(config, run_survival(config, logs, console), console)
 
 
 @bench.command()

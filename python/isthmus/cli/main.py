@@ -1,10 +1,8 @@
 """The command line: `isthmus ...`."""
 
 import json as json_module
-import signal
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -12,7 +10,7 @@ from rich.console import Console
 
 from isthmus.cli.bench import bench
 from isthmus.cli.plan import plan
-from isthmus.cli.terminal import WIDTH, console, failures_told
+from isthmus.cli.terminal import WIDTH, console, failures_told, run
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -90,11 +88,6 @@ def _options(
     """Isthmus: FSDP over slow links between nodes."""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
-    """Entry point. SIGTERM cleans up like Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    app()
+    """Entry point."""
+    run(app)

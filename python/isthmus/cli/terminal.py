@@ -1,8 +1,10 @@
 """How every command prints and fails: errors that a user can cause give one message and an exit code, no traceback."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -48,6 +50,16 @@ def fail(message: str, cause: Exception | None = None) -> NoReturn:
     """Print one line and end with exit code 1."""
     print(f"isthmus: {message}", file=sys.stderr)
     raise typer.Exit(FAILED) from cause
+
+
+def run(app: typer.Typer) -> None:
+    """Run a process's command. SIGTERM cleans up like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    app()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def console() -> Console:

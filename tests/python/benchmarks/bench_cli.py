@@ -1,4 +1,7 @@
-"""Runs `isthmus bench ...` as a user would, or as a launcher would on two simulated hosts."""
+"""Runs `isthmus bench ...` as a user would, or as a launcher would on two simulated hosts.
+
+The benchmarks that stay in the repository run as `python -m isthmus.benchmarks.NAME`.
+"""
 
 import os
 import signal
@@ -9,6 +12,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.benchmarks.convergence import __main__ as convergence
 from isthmus.cli.main import app
 from support import hosts
 from support.limits import HANG_S
@@ -17,9 +21,10 @@ from support.limits import HANG_S
 WIDE = {"COLUMNS": "400"}
 
 
-def start(*arguments, **environment):
+def start(name, *arguments, **environment):
+    words = [f"isthmus.benchmarks.{name}"] if name == "convergence" else ["isthmus", "bench", name]
     return subprocess.Popen(
-        [sys.executable, "-m", "isthmus", "bench", *map(str, arguments)],
+        [sys.executable, "-m", *words, *map(str, arguments)],
         env=os.environ | WIDE | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -30,12 +35,13 @@ def start(*arguments, **environment):
     )
 
 
-def run(*arguments, **environment):
+def run(name, *arguments, **environment):
     """Exit code, stdout and stderr; in this process, which has imported torch, unless another environment is given."""
     if not environment:
-        result = CliRunner(env=WIDE).invoke(app, ["bench", *map(str, arguments)])
+        command, words = (convergence.app, []) if name == "convergence" else (app, ["bench", name])
+        result = CliRunner(env=WIDE).invoke(command, [*words, *map(str, arguments)])
         return result.exit_code, result.stdout, result.stderr
-    process = start(*arguments, **environment)
+    process = start(name, *arguments, **environment)
     try:
         out, err = process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""`isthmus bench convergence`: arms, results, what is made of them, and a tiny run from end to end."""
+"""`python -m isthmus.benchmarks.convergence`: arms, results, what is made of them, and a tiny run from end to end."""
 
 import json
 import os

@@ -61,7 +61,9 @@ def test_every_benchmark_is_documented():
     pages = "".join(document.read_text() for document in DOCUMENTS)
     names = [command.name or command.callback.__name__ for command in bench.registered_commands]
     assert "training" in names
-    assert [name for name in names if f"`isthmus bench {name}" not in pages] == []
+    commands = [f"isthmus bench {name}" for name in names]
+    commands += [f"python -m isthmus.benchmarks.{path.parent.name}" for path in ROOT.glob("benchmarks/*/__main__.py")]
+    assert [command for command in commands if f"`{command}" not in pages] == ["python -m isthmus.benchmarks.simulate"]
 
 
 # What is not run here, by how the command begins, and why.

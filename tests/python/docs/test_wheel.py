@@ -109,6 +109,14 @@ def test_commands_run(environment: Environment) -> None:
     assert "isthmus.libs/libhwloc" in environment.says("python", "-c", show)
 
 
+def test_benchmarks_of_those_who_develop_stay_in_the_repository(environment: Environment) -> None:
+    listing = environment.says(
+        "python", "-c", "import isthmus, os; print(*os.listdir(isthmus.__path__[0] + '/benchmarks'))"
+    )
+    assert {"training", "collectives", "weights", "here"} <= set(listing.split())
+    assert not {"convergence", "scaling", "survival", "record", "codecs"} & set(listing.split())
+
+
 def test_another_torch_is_told_which_wheel_it_needs(environment: Environment) -> None:
     program = "import torch; torch.__version__ = '2.99.0+cu999'; import isthmus; isthmus.Options()"
     result = environment.run("python", "-c", program)
