@@ -122,8 +122,6 @@ TAGC = {
     "none/encode": "`none` encode",
     "none/decode": "`none` decode",
     **{f"tagc/{level}/{way}": f"`tagc` {level} {way}" for level in ("2x", "4x", "10x") for way in ("encode", "decode")},
-    "tagc/load/fp32/encode": "`tagc`, rows by load, fp32 cells, encode",
-    "tagc/load/fp32/decode": "decode",
 }
 
 

@@ -99,12 +99,6 @@ std::vector<Case> all_cases() {
     options.ratio = ratio;
     options.sparsity = sparsity;
   }
-  for (const char* cell_type : {"fp32", "bf16", "fp16", "int8"}) {  // rows by load
-    Options& options = add(detail::concatenate("tagc/load/", cell_type), "tagc");
-    options.ratio = 0;
-    options.sparsity = .9875;
-    options.cell_type = cell_type;
-  }
   return cases;
 }
 

@@ -27,7 +27,7 @@ def _quant(bits: int) -> dict[str, Any]:
 
 
 def _tagc(sparsity: float, ratio: float, **more: Any) -> dict[str, Any]:
-    return {"codec": "tagc", "tiers": "two", "sparsity": sparsity, "ratio": ratio, "cell_type": "fp32"} | more
+    return {"codec": "tagc", "tiers": "two", "sparsity": sparsity, "ratio": ratio} | more
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "tagc-10x": _tagc(0.9875, 10),
     "tagc-4x": _tagc(0.90, 4),
     "tagc-2x": _tagc(0.80, 2),
-    "tagc-10x-int8": _tagc(0.9875, 10, cell_type="int8"),
     "tagc-10x-flat": _tagc(0.9875, 10, tiers="flat"),
 }
 ARMS = {

@@ -27,7 +27,7 @@ struct CodecOption {
 
 // A part of PacketHeader::settings. An error names it if the sender has another value.
 struct HeaderPart {
-  const char* name;  // "cell type"
+  const char* name;  // "peeling rounds"
   int first_bit;
   int num_bits;
 };

@@ -28,12 +28,11 @@ struct Options {
   int64_t bits = 4;                                      // quant: bits of each element's code: 1 to 8
   ErrorFeedback error_feedback = ErrorFeedback::kCodec;  // codec: off for quant, on for others, as published
   double sparsity = 0.9875;                              // tagc: share of each piece that is not sent
-  double ratio = 10;               // tagc: sketch rows = blocks / ratio; 0: as many rows as the kept elements need
-  std::string cell_type = "fp32";  // tagc: fp32, bf16, fp16, int8: what sketch cells hold
-  int64_t dense_steps = 0;         // steps of a unit at the beginning of training that are exact
-  int64_t segments = 0;            // parts of a piece: one is encoded while another crosses; 0: chosen from its size
-  int64_t error_interval = 100;    // steps of a unit between measurements of the codec's error; 0: never measured
-  std::string units = "*";         // which units are compressed: comma-separated globs of names, "!" excludes
+  double ratio = 10;                                     // tagc: sketch rows = blocks / ratio
+  int64_t dense_steps = 0;                               // steps of a unit at the beginning of training that are exact
+  int64_t segments = 0;          // parts of a piece: one is encoded while another crosses; 0: chosen from its size
+  int64_t error_interval = 100;  // steps of a unit between measurements of the codec's error; 0: never measured
+  std::string units = "*";       // which units are compressed: comma-separated globs of names, "!" excludes
   GradientSource gradients = GradientSource::kLabelled;  // which reductions are taken for gradients
   int64_t min_elements = 65536;  // smaller collectives (by their whole input) are reduced and gathered plainly
   WeightForm weights = WeightForm::kPlain;  // how gathers of parameters cross between nodes

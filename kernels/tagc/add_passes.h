@@ -35,7 +35,7 @@ struct Prepare {
       begin_counting(job);
     }
     clear_bytes(group, kHeaderWords * 8, job.layout.index);
-    clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);  // scales, too
+    clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);
     const int64_t num_samples = job.sample_runs * kRun;
     take_samples(group, num_samples, shared.samples);
     PartialThreshold threshold = {0, job.sample_keep, num_samples > 0 ? 1U : 0U};
@@ -266,9 +266,6 @@ struct AddAndMark {
       if (block < job.shape.num_blocks) {
         draw_rows(job.shape, context_of(job), block, job.rows);
         job.tie_counts[block] = 0;
-        if (job.peaks != nullptr) {
-          job.peaks[block] = 0;
-        }
       }
       if (is_set(flagged, b)) {
         group.fetch_or(job.flags()[block / 64], uint64_t{1} << (block % 64));

@@ -36,6 +36,13 @@ struct SumCell {
   static ISTHMUS_DEVICE void insert(float& cell, float value, bool negative) { cell += negative ? -value : value; }
 };
 
+// A cell that combines bits of values by XOR: exact in any order, and values cannot disturb each other.
+struct XorCell {
+  using Type = uint32_t;
+  static ISTHMUS_DEVICE uint32_t value(uint32_t cell, bool /*negative*/) { return cell; }
+  static ISTHMUS_DEVICE void insert(uint32_t& cell, uint32_t bits, bool /*negative*/) { cell ^= bits; }
+};
+
 // The number of the lowest set bit; there is one.
 ISTHMUS_DEVICE int lowest_bit(uint64_t word) {
 #ifdef __CUDA_ARCH__

@@ -70,8 +70,7 @@ struct OpenPackets {
     const auto* index = reinterpret_cast<const uint64_t*>(bytes + job.layout.index);
     const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
                          any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
-                         any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.scales) ||
-                         any_set(group, bytes, job.layout.scales + shape.scale_bytes(), job.layout.sketch);
+                         any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.sketch);
     bool empty = false;
     for_each_of_group(group, shape.flag_words(), [&](int64_t w) {
       for_each_bit(flags[w], 64 * w, [&](int64_t block) {

@@ -1,6 +1,5 @@
 // The CPU executor of codec `tagc`. Compiled once for each instruction set.
 #include "kernels/tagc/block.h"
-#include "kernels/tagc/cells.h"
 #include "kernels/tagc/select.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -226,7 +225,7 @@ PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t m
                 const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
                 const int64_t first = block * shape.block_elements;
                 recover_values(block_cells, peeled, shape.block_words(), single0, single1,
-                               [&](int64_t column, auto value) { emit(first + column, float_of_cell(block, value)); });
+                               [&](int64_t column, auto value) { emit(first + column, float_of_cell(value)); });
               });
 }
 
@@ -243,16 +242,16 @@ PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t 
     waiting.keys_before[w] = num_keys;
     num_keys += static_cast<uint32_t>(__builtin_popcountll(waiting.keys[w]));
   }
-  const PeelResult result = peel(
-      shape, rows, max_rounds, scratch,
-      [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
-        const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
-        recover_values(block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
-          const int64_t word = block * words + column / 64;
-          const uint64_t keys_below = waiting.keys[word] & ((uint64_t{1} << (column % 64)) - 1);
-          waiting.values[waiting.keys_before[word] + __builtin_popcountll(keys_below)] = float_of_cell(block, value);
-        });
-      });
+  const PeelResult result =
+      peel(shape, rows, max_rounds, scratch,
+           [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
+             const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
+             recover_values(block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
+               const int64_t word = block * words + column / 64;
+               const uint64_t keys_below = waiting.keys[word] & ((uint64_t{1} << (column % 64)) - 1);
+               waiting.values[waiting.keys_before[word] + __builtin_popcountll(keys_below)] = float_of_cell(value);
+             });
+           });
   for (int64_t w = 0; w < shape.index_words(); ++w) {
     const float* next = waiting.values + waiting.keys_before[w];
     for_each_bit(waiting.keys[w], 0, [&](int64_t bit) {
@@ -265,7 +264,7 @@ PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t 
   return result;
 }
 
-// Calls emit(element, float_of_cell(block, cell)) for each key that peels.
+// Calls emit(element, float_of_cell(cell)) for each key that peels.
 template <typename Cell, typename FloatOfCell, typename Emit>
 PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
                        const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
@@ -282,20 +281,16 @@ PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t ma
 }
 
 inline PeelResult peel_xor(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                           ValueScratch waiting, const uint8_t* scales, void* cells, float* out) {
-  return with_cells(shape.cell_type, [&]<typename Cells>(Cells) {
-    using Pattern = typename Cells::Cell;
-    return peel_values<XorCell<Pattern>>(
-        shape, rows, max_rounds, scratch, waiting, static_cast<Pattern*>(cells),
-        [=](int64_t block, Pattern pattern) { return Cells::decode(pattern, Cells::kIsScaled ? scales[block] : 0); },
-        [=](int64_t element, float value) { out[element] += value; });
-  });
+                           ValueScratch waiting, uint32_t* cells, float* out) {
+  return peel_values<XorCell>(
+      shape, rows, max_rounds, scratch, waiting, cells, [](uint32_t bits) { return float_of(bits); },
+      [=](int64_t element, float value) { out[element] += value; });
 }
 
 inline PeelResult peel_sum(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
                            ValueScratch waiting, float* cells, float* out) {
   return peel_values<SumCell>(
-      shape, rows, max_rounds, scratch, waiting, cells, [](int64_t, float value) { return value; },
+      shape, rows, max_rounds, scratch, waiting, cells, [](float value) { return value; },
       [=](int64_t element, float value) { out[element] = value == value ? value : float_of(kNanBits); });
 }
 
@@ -311,39 +306,15 @@ void for_each_cell(const TagcShape& shape, const BlockRows* rows, const uint64_t
   }
 }
 
-// The byte that scales the marked values of one block.
-inline uint8_t find_scale(const uint64_t* marks, int64_t words, const float* values) {
-  uint32_t largest = 0;
-  for_each_key(marks, words, [&](int64_t column) {
-    const uint32_t bits = magnitude(values[column]);
-    largest = bits > largest ? bits : largest;
-  });
-  return static_cast<uint8_t>(scale_of(largest));
-}
-
 inline void insert_xor(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
-                       float* residual, uint8_t* scales, void* cells) {
-  with_cells(shape.cell_type, [&]<typename Cells>(Cells) {
-    using Cell = XorCell<typename Cells::Cell>;
-    const int64_t words = shape.block_words();
-    for (int64_t block = 0; block < shape.num_blocks; ++block) {
-      if (is_flagged(flags, block)) {
-        continue;
-      }
-      const BlockCells<Cell> block_cells(rows[block], shape.block_elements, static_cast<typename Cell::Type*>(cells));
-      const uint64_t* marks = index + block * words;
-      float* values = residual + block * shape.block_elements;
-      uint8_t scale = 0;
-      if constexpr (Cells::kIsScaled) {
-        scale = scales[block] = find_scale(marks, words, values);
-      }
-      for_each_key(marks, words, [&](int64_t column) {
-        const auto pattern = Cells::encode(values[column], scale);
-        block_cells.insert(column, pattern);
-        values[column] -= Cells::decode(pattern, scale);
-      });
-    }
-  });
+                       float* residual, uint32_t* cells) {
+  for_each_cell<XorCell>(shape, rows, index, cells,
+                         [=](int64_t block, const BlockCells<XorCell>& block_cells, int64_t column, int64_t element) {
+                           if (!is_flagged(flags, block)) {
+                             block_cells.insert(column, bits_of(residual[element]));
+                             residual[element] = 0;
+                           }
+                         });
 }
 
 inline void insert_sum(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,

@@ -2,42 +2,17 @@
 // to the sketch.
 #pragma once
 
-#include "kernels/tagc/cells.h"
 #include "kernels/tagc/slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Finds the largest magnitude that each block sends, which scales the block's values. One thread takes a word of the
-// index.
-struct FindPeaks {
-  TagcEncodeJob job;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
-      uint32_t peak = 0;
-      for_each_marked_byte(job, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
-        ISTHMUS_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          const uint32_t bits = (marks_of_byte >> i & 1) != 0 ? magnitude(eight.value[i]) : 0;
-          peak = bits > peak ? bits : peak;
-        }
-      });
-      if (peak != 0) {
-        group.fetch_max(job.peaks[block_of_word(job.shape, word)], peak);
-      }
-    });
-  }
-};
-
-// Moves the values that the index marks from the residual to the sketch; their rounding errors stay. A sketch larger
-// than the second-level cache is filled in stripes of columns, one after another, because each value updates three
-// cells in rows far apart.
-template <bool kShortRows, typename Cells>
+// Moves the values that the index marks from the residual to the sketch, by XOR of their bits. A sketch larger than the
+// second-level cache is filled in stripes of columns, one after another, because each value updates three cells in rows
+// far apart.
+template <bool kShortRows>
 struct InsertValues {
   static constexpr int64_t kStripeBytes =
       int64_t{24} * 1024 * 1024;  // of the sketch; fits the caches of sm_80 and later
-  using Cell = typename Cells::Cell;
 
   TagcEncodeJob job;
   int64_t stripe_words;  // of each block's words in the index: a power of two
@@ -45,7 +20,7 @@ struct InsertValues {
   // How many words keep a stripe of the sketch within `bytes`; at least one.
   static int64_t words_of_stripe(const TagcShape& shape, int64_t bytes) {
     int64_t words = shape.block_elements / 32;
-    while (words > 1 && static_cast<int64_t>(sizeof(Cell)) * 32 * words * shape.num_rows > bytes) {
+    while (words > 1 && int64_t{4} * 32 * words * shape.num_rows > bytes) {
       words /= 2;
     }
     return words;
@@ -71,43 +46,28 @@ struct InsertValues {
   template <typename Group>
   ISTHMUS_DEVICE uint32_t insert_word(Group& group, int64_t block, int64_t word_of_block) const {
     const int64_t word = block * (job.shape.block_elements / 32) + word_of_block;
-    uint32_t scale = 0;
-    if constexpr (Cells::kIsScaled) {
-      scale = scale_of(job.peaks[block]);
-      if (word_of_block == 0) {
-        job.packet[job.layout.scales + block] = static_cast<uint8_t>(scale);
-      }
-    }
     const uint32_t marks = job.index()[word];
     if (marks == 0 || is_flagged(job.flags(), block)) {
       return 0;
     }
     const auto rows = RowTable<kShortRows>(job.rows)[block];
+    auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch);
     for_each_marked_byte(job, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
       ISTHMUS_UNROLL
       for (int i = 0; i < 8; ++i) {
         if ((marks_of_byte >> i & 1) != 0) {
-          const Cell pattern = Cells::encode(eight.value[i], scale);
           for (int r = 0; r < 3; ++r) {
-            insert(group, int64_t{rows.value[r]} * job.shape.block_elements + 32 * word_of_block + 8 * byte + i,
-                   pattern);
+            group.apply_xor(
+                cells[int64_t{rows.value[r]} * job.shape.block_elements + 32 * word_of_block + 8 * byte + i],
+                bits_of(eight.value[i]));
           }
-          eight.value[i] -= Cells::decode(pattern, scale);
+          eight.value[i] = 0;
         }
       }
       const int64_t first = 32 * word + 8 * byte;
       store_neighbours(eight, 1, job.residual + first, job.shape.num_elements - first);
     });
     return count_bits(marks);
-  }
-
-  // Cells of less than 32 bits are neighbours in a word.
-  template <typename Group>
-  ISTHMUS_DEVICE void insert(Group& group, int64_t cell, Cell pattern) const {
-    constexpr int64_t kCellsOfWord = 4 / sizeof(Cell);
-    auto* words = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch);
-    const int shift = static_cast<int>(8 * sizeof(Cell)) * static_cast<int>(cell % kCellsOfWord);
-    group.apply_xor(words[cell / kCellsOfWord], uint32_t{pattern} << shift);
   }
 };
 

@@ -91,7 +91,6 @@ struct TagcEncodeJob : EncodeJobBase {
 
   SelectState* state;
   uint32_t* tie_counts;  // num_blocks: how many elements equal the threshold
-  uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
   uint32_t* rows;        // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;
 
@@ -103,7 +102,6 @@ struct TagcEncodeJob : EncodeJobBase {
     EncodeJobBase::go_to(i);
     move(state, i);
     move(tie_counts, i);
-    move(peaks, i);
     move(rows, i);
     move(slabs.keys, i);
     move(slabs.left, i);

@@ -12,18 +12,6 @@ namespace isthmus::kernels {
 inline constexpr int64_t kMinBlockElements = 64;
 inline constexpr int64_t kMaxBlockElements = 4096;
 
-// The type of a sketch's cells. The single-tier form has sums in float32.
-enum class CellType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
-
-[[gnu::always_inline]] ISTHMUS_DEVICE int64_t cell_bytes(CellType type) {
-  return type == CellType::kFloat32 ? 4 : type == CellType::kInt8 ? 1 : 2;
-}
-
-// Whether a packet has a byte for each block that scales its values.
-[[gnu::always_inline]] ISTHMUS_DEVICE bool has_scales(CellType type) {
-  return type == CellType::kFloat16 || type == CellType::kInt8;
-}
-
 // How a piece is cut. Elements past num_elements in the last block count as zeros.
 struct TagcShape {
   int64_t num_elements = 0;
@@ -31,22 +19,19 @@ struct TagcShape {
       kMinBlockElements;   // a power of two in the range above; also the number of the sketch's columns
   int64_t num_blocks = 0;  // num_elements / block_elements, rounded up
   int64_t num_rows = 0;    // of the sketch: at least 3, or 0 if there are no blocks; below 2^32
-  CellType cell_type = CellType::kFloat32;
 
   // Always inlined: every instruction set compiles these, and the linker must not choose between them.
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t block_words() const { return block_elements / 64; }
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t flag_words() const { return (num_blocks + 63) / 64; }
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t index_words() const { return num_blocks * block_words(); }
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t num_cells() const { return num_rows * block_elements; }
-  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t scale_bytes() const { return has_scales(cell_type) ? num_blocks : 0; }
-  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t sketch_bytes() const { return num_cells() * cell_bytes(cell_type); }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t sketch_bytes() const { return num_cells() * 4; }
 };
 
 // Where a packet's sections begin, in bytes, and where it ends. See docs/packet_format.md.
 struct TagcLayout {
   int64_t flags;
   int64_t index;
-  int64_t scales;  // empty for types of cells without
   int64_t sketch;
   int64_t end;
 };
@@ -124,11 +109,10 @@ struct TagcKernels {
   PeelResult (*hold_back)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
                           uint64_t* index, PeelScratch scratch);
 
-  // Moves the values that `index` marks from the residual to the sketch (cells of the shape's type) by XOR; their
-  // rounding errors stay. Flagged blocks are skipped. scales: a byte for each block if the type has scales; those of
-  // flagged blocks are not written.
+  // Moves the values that `index` marks from the residual to the sketch, by XOR of their bits; the residual becomes
+  // zero there. Flagged blocks are skipped.
   void (*insert_xor)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
-                     float* residual, uint8_t* scales, void* cells);
+                     float* residual, uint32_t* cells);
 
   // Adds the marked values to the sketch with their signs, in ascending order of blocks; the residual becomes zero
   // there. Marked elements of flagged blocks enter as NaN.
@@ -137,7 +121,7 @@ struct TagcKernels {
 
   // Peels keys with values: out[i] += value, and the value leaves the cells. out has num_elements.
   PeelResult (*peel_xor)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                         ValueScratch waiting, const uint8_t* scales, void* cells, float* out);
+                         ValueScratch waiting, uint32_t* cells, float* out);
 
   // Peels signed sums in float32: out[i] = value for what peeled.
   PeelResult (*peel_sum)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,

@@ -4,7 +4,6 @@
 
 #include "kernels/block/packet_passes.h"
 #include "kernels/elementwise/shard_values.h"
-#include "kernels/tagc/cells.h"
 #include "kernels/tagc/peeling.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -144,12 +143,10 @@ struct HoldBack {
 // Peels all packets with values, one after another in each slab: sum += value, and at the end out = scale * sum.
 // Packets that go to places are peeled all at once. If one is refused, nothing is done; each group finds that out for
 // itself, so that none waits for another. The last group reports.
-template <bool kTablesInShared, typename Cells>
+template <bool kTablesInShared>
 struct PeelPackets {
   static constexpr int kThreads = 640;  // 96 registers a thread: with 80, as many as 768 had, some are spilled
   static constexpr int64_t kMaxSharedBytes = kTablesInShared ? kMaxSharedTableBytes : 0;
-
-  using Cell = typename Cells::Cell;
 
   TagcDecodeJob job;
 
@@ -214,14 +211,12 @@ struct PeelPackets {
     float* out =
         static_cast<float*>(job.sum.data) + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
     uint32_t* cells = job.cells + place * kSlabColumns * shape.num_rows;
-    const uint8_t* scales = bytes + job.layout.scales;
     add_nan(group, bytes, number, out);
-    copy_cells(group, reinterpret_cast<const Cell*>(bytes + job.layout.sketch) + kSlabColumns * number, cells);
+    copy_cells(group, reinterpret_cast<const uint32_t*>(bytes + job.layout.sketch) + kSlabColumns * number, cells);
     const PeelOutcome outcome =
         peel_slab(group, slab, job.max_rounds,
                   [&](int64_t block, uint32_t peeled, uint32_t single0, uint32_t single1, const uint32_t* row) {
-                    const uint32_t scale = Cells::kIsScaled ? scales[block] : 0;
-                    recover(group, peeled, single0, single1, row, cells, scale, out + block * shape.block_elements);
+                    recover(group, peeled, single0, single1, row, cells, out + block * shape.block_elements);
                   });
     bool cells_left = false;
     for_each_of_group(group, kSlabColumns * shape.num_rows, [&](int64_t i) { cells_left |= cells[i] != 0; });
@@ -234,12 +229,11 @@ struct PeelPackets {
 
   // A row's eight cells, neighbours in the packet, are 32 bytes in the slab's copy.
   template <typename Group>
-  ISTHMUS_DEVICE void copy_cells(const Group& group, const Cell* sketch, uint32_t* cells) const {
-    using FourCells = SeveralOf<Cell, 4>;
-    using FourWords = SeveralOf<uint32_t, 4>;
+  ISTHMUS_DEVICE void copy_cells(const Group& group, const uint32_t* sketch, uint32_t* cells) const {
+    using FourCells = SeveralOf<uint32_t, 4>;
     for_each_of_group(group, 2 * job.shape.num_rows, [&](int64_t i) {
-      const auto four = *reinterpret_cast<const FourCells*>(sketch + i / 2 * job.shape.block_elements + 4 * (i % 2));
-      reinterpret_cast<FourWords*>(cells)[i] = {four.value[0], four.value[1], four.value[2], four.value[3]};
+      reinterpret_cast<FourCells*>(cells)[i] =
+          *reinterpret_cast<const FourCells*>(sketch + i / 2 * job.shape.block_elements + 4 * (i % 2));
     });
   }
 
@@ -247,7 +241,7 @@ struct PeelPackets {
   // them to `out`. Four loads are in flight at once.
   template <typename Group>
   static ISTHMUS_DEVICE void recover(Group& group, uint32_t peeled, uint32_t single0, uint32_t single1,
-                                     const uint32_t* row, uint32_t* cells, uint32_t scale, float* out) {
+                                     const uint32_t* row, uint32_t* cells, float* out) {
     ISTHMUS_DO_NOT_UNROLL
     for (int first = 0; first < kSlabColumns; first += 4) {
       uint32_t value[4];
@@ -268,7 +262,7 @@ struct PeelPackets {
           for (int r = 0; r < 3; ++r) {
             group.apply_xor(cells[kSlabColumns * row[r] + c], value[i]);
           }
-          out[c] = sum[i] + Cells::decode(static_cast<Cell>(value[i]), scale);
+          out[c] = sum[i] + float_of(value[i]);
         }
       }
     }

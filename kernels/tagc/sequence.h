@@ -53,13 +53,8 @@ void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
     using Hold = HoldBack<InShared::value>;
     run_for_pieces(executor, PeelIndex<InShared::value>{job}, num_slabs(job.shape), shared_bytes);
     run_for_pieces(executor, Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + shared_bytes);
-    with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
-      using Insert = InsertValues<InShared::value, Cells>;
-      if constexpr (Cells::kIsScaled) {
-        run_for_pieces(executor, FindPeaks{job}, word_groups);
-      }
-      run_for_pieces(executor, Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups);
-    });
+    using Insert = InsertValues<InShared::value>;
+    run_for_pieces(executor, Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups);
   });
 }
 
@@ -95,9 +90,7 @@ void run_passes(Executor& executor, const TagcDecodeJob& job) {
   executor.run(OpenPackets{job}, groups_to_open(job), SpreadTile::shared_bytes(job.shape));
   const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);
   with_tables(job.shape, [&]<typename InShared>(InShared, int64_t shared_bytes) {
-    with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
-      executor.run(PeelPackets<InShared::value, Cells>{job}, slabs, shared_bytes);
-    });
+    executor.run(PeelPackets<InShared::value>{job}, slabs, shared_bytes);
   });
 }
 

@@ -25,7 +25,6 @@ class OptionValues(TypedDict, total=False):
     error_feedback: str
     sparsity: float
     ratio: float
-    cell_type: str
     dense_steps: int
     segments: int
     error_interval: int

@@ -21,7 +21,6 @@ class WireOptions:
     bits: int = 4
     sparsity: float = 0.9875
     ratio: float = 10.0
-    cell_type: str = "fp32"
     segments: int = 0
     error_feedback: str = "codec"
     min_elements: int = 65536
@@ -78,5 +77,5 @@ def weights_packet_bytes(num_elements: float, element_bytes: int, options: WireO
 
 @lru_cache(maxsize=1024)
 def _library_options(codec: str, options: WireOptions, segments: int) -> Any:
-    shape = {name: getattr(options, name) for name in ("bits", "sparsity", "ratio", "cell_type")}
+    shape = {name: getattr(options, name) for name in ("bits", "sparsity", "ratio")}
     return native.load().Options(codec=codec, segments=segments, **shape)

@@ -73,7 +73,6 @@ void TagcMaker::carve(Carver& carver, TagcEncodeJob& job) {
   carver.align();
   job.rows = carver.take<uint32_t>(4 * job.shape.num_blocks);
   job.tie_counts = carver.take<uint32_t>(job.shape.num_blocks);
-  job.peaks = job.shape.scale_bytes() > 0 ? carver.take<uint32_t>(job.shape.num_blocks) : nullptr;
   carver.align();
   job.slabs = carve_slabs(carver, job.shape, 1, 1);
 }

@@ -5,13 +5,6 @@
 
 namespace isthmus {
 
-TagcFlat::TagcFlat(const Options& options, TagcLimits limits) : settings_(options, limits) {
-  ISTHMUS_CHECK(OptionError, settings_.cell_type == kernels::CellType::kFloat32, "cell_type is ", options.cell_type,
-                ", must be fp32 with tiers=flat, where sums of several ranks are merged in a cell");
-  ISTHMUS_CHECK(OptionError, options.ratio != 0,
-                "ratio is 0, rows by load: must be 1 to 64 with tiers=flat, where the load depends on all ranks");
-}
-
 int64_t TagcFlat::index_bytes(int64_t shard_elements) const {
   return settings_.shape(shard_elements).index_words() * 8;
 }

@@ -31,9 +31,8 @@ struct FlatChunks {
 // each step is part of what is enqueued.
 class TagcFlat {
  public:
-  // Uses ratio and sparsity. Throws OptionError if one is out of its range, if error_feedback is off, and for what a
-  // single tier does not support: cells other than fp32, which alone can be summed, and rows by load.
-  TagcFlat(const Options& options, TagcLimits limits);
+  // Uses ratio and sparsity. Throws OptionError if one is out of its range, or if error_feedback is off.
+  TagcFlat(const Options& options, TagcLimits limits) : settings_(options, limits) {}
   virtual ~TagcFlat() = default;
 
   // The sizes of one shard's index and sketch (float32 elements). Both are multiples of 8 bytes.

@@ -70,8 +70,7 @@ void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayo
   const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
   check_intact(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
                    all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
-                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.scales) &&
-                   all_zero(packet + layout.scales + shape.scale_bytes(), packet + layout.sketch),
+                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.sketch),
                FaultKind::kPadding, header);
   check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), FaultKind::kFlags, header);
   check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), FaultKind::kIndex, header);
@@ -114,8 +113,8 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   const int64_t first_block = kernels::tagc_first_block(shape.num_blocks, context.step);
   const kernels::PeelResult peeled = kernel.hold_back(shape, rows, settings_.limits.peel_rounds, first_block, index,
                                                       scratch_.peel(shape, index, flags));
-  kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
-                    bytes + layout.sketch);
+  kernel.insert_xor(shape, rows, flags, index, residual.as<float>(),
+                    reinterpret_cast<uint32_t*>(bytes + layout.sketch));
 
   PacketHeader header = make_tagc_header(shape, settings_.limits.peel_rounds, context);
   header.checksum = checksum_of(bytes, layout);
@@ -145,9 +144,9 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
     uint64_t* sketch = grow(scratch_.sketch, sketch_words);
     std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
     const kernels::PeelScratch keys = scratch_.peel(shape, index, flags);
-    const kernels::PeelResult peeled = kernels::tagc_kernels().peel_xor(
-        shape, rows, settings_.limits.peel_rounds, keys, scratch_.values(shape, keys),
-        reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out.as<float>());
+    const kernels::PeelResult peeled =
+        kernels::tagc_kernels().peel_xor(shape, rows, settings_.limits.peel_rounds, keys, scratch_.values(shape, keys),
+                                         reinterpret_cast<uint32_t*>(sketch), out.as<float>());
     check_intact(peeled.left_elements == 0, FaultKind::kDoesNotPeel, header);
     check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),
                  FaultKind::kCellsLeft, header);

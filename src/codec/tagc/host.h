@@ -9,11 +9,10 @@
 namespace isthmus {
 
 // A packet holds the support of one node, and nothing is merged into it, so sketch cells combine by XOR of bit
-// patterns, which is exact. The sender keeps in its residual what the receiver could not peel, and what rounding to a
-// shorter cell type loses.
+// patterns, which is exact. The sender keeps in its residual what the receiver could not peel.
 class TagcCodec final : public HostCodec {
  public:
-  // Uses ratio, sparsity and cell_type. Throws OptionError if one is out of its range, or if error_feedback is off.
+  // Uses ratio and sparsity. Throws OptionError if one is out of its range, or if error_feedback is off.
   explicit TagcCodec(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
 
   const char* name() const override { return "tagc"; }

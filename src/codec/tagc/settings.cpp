@@ -12,7 +12,6 @@ namespace isthmus {
 
 namespace {
 
-using kernels::CellType;
 using kernels::kMinBlockElements;
 using kernels::TagcShape;
 
@@ -21,30 +20,13 @@ using kernels::TagcShape;
 constexpr int64_t kWantedRows = 96;
 constexpr int64_t kLongestChosenBlock = 1024;
 
-// Rows by load, as docs/tagc.md derives them. In a sketch of many rows a column peels up to .818 keys a row.
-constexpr double kKeysOfRow = .8;
-constexpr double kSpreads = 4;    // standard deviations allowed for, because columns differ in their keys
-constexpr double kSpareRows = 6;  // for sketches of few rows, where blocks share all three rows
-
-CellType cell_type_of(const std::string& word) {
-  return static_cast<CellType>(std::ranges::find(kCellTypes, word) - kCellTypes.begin());
-}
-
-// As many rows as let all but a small share of the kept elements peel: docs/tagc.md, "Rows by load".
-double rows_by_load(int64_t keep, int64_t columns) {
-  const double keys_of_column = static_cast<double>(keep) / static_cast<double>(columns);
-  return (keys_of_column + kSpreads * std::sqrt(keys_of_column)) / kKeysOfRow + kSpareRows;
-}
-
-TagcShape shape_with_blocks(const TagcSettings& settings, int64_t num_elements, int64_t block_elements) {
+TagcShape shape_with_blocks(double ratio, int64_t num_elements, int64_t block_elements) {
   TagcShape shape;
   shape.num_elements = num_elements;
   shape.block_elements = block_elements;
   shape.num_blocks = divide_up(num_elements, block_elements);
-  shape.cell_type = settings.cell_type;
   if (shape.num_blocks > 0) {
-    const double rows = settings.ratio == 0 ? rows_by_load(settings.keep(num_elements), block_elements)
-                                            : static_cast<double>(shape.num_blocks) / settings.ratio;
+    const double rows = static_cast<double>(shape.num_blocks) / ratio;
     shape.num_rows = std::max<int64_t>(3, static_cast<int64_t>(std::ceil(rows)));
   }
   return shape;
@@ -53,7 +35,7 @@ TagcShape shape_with_blocks(const TagcSettings& settings, int64_t num_elements, 
 }  // namespace
 
 TagcSettings::TagcSettings(const Options& options, TagcLimits its_limits)
-    : ratio(options.ratio), sparsity(options.sparsity), cell_type(cell_type_of(options.cell_type)), limits(its_limits) {
+    : ratio(options.ratio), sparsity(options.sparsity), limits(its_limits) {
   options.validate();
   ISTHMUS_CHECK(OptionError, options.error_feedback != ErrorFeedback::kOff,
                 "error_feedback is off, must be codec or on with tagc, which drops most of a gradient in each step");
@@ -61,11 +43,11 @@ TagcSettings::TagcSettings(const Options& options, TagcLimits its_limits)
 
 TagcShape TagcSettings::shape(int64_t num_elements) const {
   if (limits.block_elements != 0) {
-    return shape_with_blocks(*this, num_elements, limits.block_elements);
+    return shape_with_blocks(ratio, num_elements, limits.block_elements);
   }
-  TagcShape shape = shape_with_blocks(*this, num_elements, kLongestChosenBlock);
+  TagcShape shape = shape_with_blocks(ratio, num_elements, kLongestChosenBlock);
   while (shape.num_rows < kWantedRows && shape.block_elements > kMinBlockElements) {
-    shape = shape_with_blocks(*this, num_elements, shape.block_elements / 2);
+    shape = shape_with_blocks(ratio, num_elements, shape.block_elements / 2);
   }
   return shape;
 }
@@ -82,16 +64,14 @@ kernels::TagcLayout tagc_layout(const TagcShape& shape) {
   kernels::TagcLayout layout = {};
   layout.flags = section_bytes(sizeof(PacketHeader));
   layout.index = layout.flags + section_bytes(shape.flag_words() * 8);
-  layout.scales = layout.index + section_bytes(shape.index_words() * 8);
-  layout.sketch = layout.scales + section_bytes(shape.scale_bytes());
+  layout.sketch = layout.index + section_bytes(shape.index_words() * 8);
   layout.end = layout.sketch + shape.sketch_bytes();
   return layout;
 }
 
 PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, PacketContext context) {
   const uint64_t settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
-                            static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.cell_type) << 24 |
-                            static_cast<uint64_t>(shape.num_rows) << 32;
+                            static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.num_rows) << 32;
   return make_header(CodecId::kTagc, DataType::kFloat32, shape.num_elements, settings, context);
 }
 

@@ -1,7 +1,6 @@
 // Settings, shapes, seeds and scratch memory of codec `tagc`, which its two forms share.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -10,9 +9,6 @@
 #include "kernels/tagc/layout.h"
 
 namespace isthmus {
-
-// The words of option cell_type, in the order of kernels::CellType.
-inline constexpr std::array kCellTypes = {"fp32", "bf16", "fp16", "int8"};
 
 // Tests set these to reach boundaries with few elements.
 struct TagcLimits {
@@ -24,9 +20,8 @@ struct TagcLimits {
 struct TagcSettings {
   explicit TagcSettings(const Options& options, TagcLimits its_limits = {});
 
-  double ratio;  // 0: rows by load
+  double ratio;
   double sparsity;
-  kernels::CellType cell_type;
   TagcLimits limits;
 
   kernels::TagcShape shape(int64_t num_elements) const;

@@ -10,15 +10,12 @@ namespace {
 
 std::vector<CodecOption> tagc_options() {
   const auto is_share = [](double value) { return value >= 0 && value < 1; };
-  const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
+  const auto is_ratio = [](double value) { return value >= 1 && value <= 64; };
   return {
       {.field = rows::number_field("sparsity", &Options::sparsity, "at least 0, less than 1",
                                    "The share of elements that is not sent.", is_share)},
-      {.field = rows::number_field(
-           "ratio", &Options::ratio, "1 to 64, or 0",
-           "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
-      {.field = rows::choice_field("cell_type", &Options::cell_type, {kCellTypes.begin(), kCellTypes.end()},
-                                   "What the cells of a sketch hold.")},
+      {.field = rows::number_field("ratio", &Options::ratio, "1 to 64", "Blocks of a piece for each row of its sketch.",
+                                   is_ratio)},
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
 }
@@ -34,7 +31,7 @@ const CodecType& tagc_type() {
           -> std::unique_ptr<HostCodec> { return std::make_unique<TagcCodec>(options); },
       .make_on_device = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/, Device& device)
           -> std::unique_ptr<Codec> { return make_passes_codec(TagcMaker(options), device); },
-      .header_parts = {{"cell type", 24, 8}}};
+      .header_parts = {{"log2 of columns", 0, 8}, {"peeling rounds", 8, 16}, {"rows", 32, 32}}};
   return type;
 }
 

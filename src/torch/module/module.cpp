@@ -34,6 +34,8 @@ const OptionField& find_field(const std::string& name) {
       return field;
     }
   }
+  ISTHMUS_CHECK(OptionError, name != "cell_type",
+                "option cell_type has left: cells of tagc hold float32. Leave it out");
   py::list known;
   for (const OptionField& field : option_fields()) {
     known.append(field.name);

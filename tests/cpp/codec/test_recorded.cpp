@@ -119,8 +119,6 @@ const std::vector<std::map<std::string, std::string>> kSettings = {
     {{"error_feedback", "on"}},
     {{"bits", "1"}, {"error_feedback", "on"}},
     {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "2"}},
-    {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "0"}, {"cell_type", "bf16"}},
-    {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "4"}, {"cell_type", "int8"}},
     {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "2"}, {"tiers", "flat"}},
 };
 

@@ -74,7 +74,7 @@ class Translate {
   // Parts that one codec alone has.
   template <typename Job>
   void own(Job& /*job*/) const {}
-  void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
+  void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.rows, job.slabs); }
   void own(TagcFlatEncodeJob& job) const {
     own(static_cast<TagcEncodeJob&>(job));
     all(job.wire_index, job.cells);

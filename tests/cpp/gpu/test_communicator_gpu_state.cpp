@@ -17,21 +17,11 @@ namespace {
 class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
 INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(every_lossy_options()), name_of_codec);
 
-// Settings of tagc by which its passes differ.
-Options rows_by_load() {
-  Options options = options_of_codec("tagc");
-  options.cell_type = "int8";
-  options.ratio = 0;
-  options.sparsity = .9;
-  return options;
-}
-INSTANTIATE_TEST_SUITE_P(RowsByLoad, EveryLossyCodecOnGpu, ::testing::Values(rows_by_load()), name_of_codec);
-
-// With measured errors; and after a dense step.
+// With measured errors; tagc after a dense step.
 TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
   Options options = GetParam();
   options.error_interval = 1;
-  options.dense_steps = options.cell_type == "int8" ? 1 : 0;
+  options.dense_steps = options.codec == "tagc" ? 1 : 0;
   for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3)}) {
     GpuWorld world(map, options);
     World cpu(map, options);

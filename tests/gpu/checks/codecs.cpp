@@ -97,19 +97,8 @@ std::vector<CodingShape> tagc_shapes() {
   return shapes;
 }
 
-// Each cell type other than that of tagc_shapes(), and settings at their ends.
-std::vector<CodingShape> tagc_cell_shapes() {
-  std::vector<CodingShape> shapes;
-  for (const char* cell_type : {"bf16", "fp16", "int8"}) {
-    Options options = tagc_options(4, .9);
-    options.cell_type = cell_type;
-    shapes.push_back({.codec = "tagc", .options = options});
-  }
-  Options by_load = tagc_options(0, .9875);
-  by_load.cell_type = "int8";
-  shapes.push_back({.codec = "tagc", .options = by_load, .piece = DataType::kBFloat16});
-  shapes.push_back({.codec = "tagc", .options = tagc_options(10, 0)});  // all are kept, and most held back
-  return shapes;
+CodingShape tagc_held_back_shape() {
+  return {.codec = "tagc", .options = tagc_options(10, 0)};  // all are kept, and most held back
 }
 
 // Each width, with feedback and without.
@@ -160,7 +149,7 @@ void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_eleme
   piece[piece.size() / 2] = kInfinity;
   piece.back() = -kInfinity;
   std::vector<CodingShape> shapes = tagc_shapes();
-  for (const std::vector<CodingShape>& more : {none_shapes(), tagc_cell_shapes(), quant_shapes()}) {
+  for (const std::vector<CodingShape>& more : {none_shapes(), {tagc_held_back_shape()}, quant_shapes()}) {
     shapes.insert(shapes.end(), more.begin(), more.end());
   }
   const auto check = [&](const CodingShape& shape, const std::string& name) {
@@ -183,7 +172,8 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   const std::vector<int64_t> sizes =
       is_short ? std::vector<int64_t>{0, 1, 63, 64, 65, 127, 129, 511, 513, 1025, 4097}
                : std::vector<int64_t>{0, 1, 2, 7, 63, 64, 65, 1023, 1024, 1025, 4097, 12345, 65536, 300001, 1048577};
-  for (const std::vector<CodingShape>& shapes : {none_shapes(), tagc_shapes(), tagc_cell_shapes(), quant_shapes()}) {
+  for (const std::vector<CodingShape>& shapes :
+       {none_shapes(), tagc_shapes(), {tagc_held_back_shape()}, quant_shapes()}) {
     for (const CodingShape& shape : shapes) {  // boundaries are those of a codec, not of its settings
       const bool is_at_end = &shape == &shapes.front() || &shape == &shapes.back();
       check_sizes(checks, make_gpu, shape, is_at_end || !is_short ? sizes : std::vector<int64_t>{1, 805});
@@ -191,8 +181,8 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
     check_misaligned(checks, make_gpu, shapes.front(), some);
     check_misaligned(checks, make_gpu, shapes.back(), some);
   }
-  for (CodingShape shape : {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], tagc_cell_shapes()[2],
-                            quant_shapes()[0], quant_shapes().back()}) {
+  for (CodingShape shape :
+       {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], quant_shapes()[0], quant_shapes().back()}) {
     shape.num_packets = 3;
     check_sizes(checks, make_gpu, shape, {is_short ? 4099 : 200001});
     shape.num_packets = 35;  // more than are added at once

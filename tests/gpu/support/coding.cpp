@@ -24,8 +24,7 @@ int64_t residual_elements(const Codec& codec, int64_t num_elements) {
 std::string settings_of(const std::string& codec, const Options& options) {
   char settings[96] = "";
   if (codec == "tagc") {
-    std::snprintf(settings, sizeof(settings), ", ratio %g, sparsity %g, cells %s", options.ratio, options.sparsity,
-                  options.cell_type.c_str());
+    std::snprintf(settings, sizeof(settings), ", ratio %g, sparsity %g", options.ratio, options.sparsity);
   } else if (codec == "quant") {
     std::snprintf(settings, sizeof(settings), ", %d bits%s", static_cast<int>(options.bits),
                   options.error_feedback == ErrorFeedback::kOn ? ", feedback" : "");

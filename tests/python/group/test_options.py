@@ -66,20 +66,21 @@ def test_an_unknown_keyword_and_the_nearest_one() -> None:
             isthmus.Options(**{name: 1})
     with pytest.raises(isthmus.OptionError, match=r"no option xyz: there are nodes, codec, .*log, timeout"):
         isthmus.Options(xyz=1)
+    with pytest.raises(isthmus.OptionError, match=r"^option cell_type has left: cells of tagc hold float32"):
+        isthmus.Options(cell_type="int8")
 
 
 def test_options_without_effect_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ISTHMUS_CELL_TYPE", "int8")
-    options = isthmus.Options(codec="quant", ratio=10, sparsity=0.9, bits=2, nodes="2x2")
+    monkeypatch.setenv("ISTHMUS_SPARSITY", "0.9")
+    options = isthmus.Options(codec="quant", ratio=10, bits=2, nodes="2x2")
     expected = [
         ("sparsity", "0.9", "tagc"),
         ("ratio", "10", "tagc"),  # its default, and yet asked for
-        ("cell_type", "int8", "tagc"),
     ]
     assert options._without_effect() == expected
     options.codec = "tagc"
     assert [name for name, *_ in options._without_effect()] == ["bits"]
-    monkeypatch.delenv("ISTHMUS_CELL_TYPE")
+    monkeypatch.delenv("ISTHMUS_SPARSITY")
     assert isthmus.Options()._without_effect() == []
 
 

@@ -15,10 +15,6 @@ _LONGEST_BLOCK = 1024
 _SHORTEST_BLOCK = 64
 _WANTED_ROWS = 96
 _FEWEST_ROWS = 3
-# Rows by load (ratio=0): docs/tagc.md.
-_KEYS_OF_ROW = 0.8
-_SPREADS = 4.0
-_SPARE_ROWS = 6.0
 
 _QUANT_GROUP = 128
 _QUANT_BLOCK = 512
@@ -28,10 +24,6 @@ _SEGMENT_ALIGNMENT = 4096
 _MOST_CHOSEN_SEGMENTS = 8
 _LEAST_CHOSEN_ELEMENTS = 262_144
 
-# 1 - .9 is a little below .1: no element is lost to that.
-_ROUNDING_SLACK = 1e-6
-_BYTES_OF_TYPE = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
-
 
 class SketchShape(NamedTuple):
     """Blocks of a piece, elements of each, and rows of the sketch that they share."""
@@ -39,7 +31,6 @@ class SketchShape(NamedTuple):
     num_blocks: int
     block_elements: int
     num_rows: int
-    cell_bytes: int = 4
 
     @property
     def index_bytes(self) -> int:
@@ -48,7 +39,7 @@ class SketchShape(NamedTuple):
 
     @property
     def sketch_bytes(self) -> int:
-        return self.num_rows * self.block_elements * self.cell_bytes
+        return self.num_rows * self.block_elements * 4
 
 
 def segments_of(num_elements: int, options: WireOptions) -> list[int]:
@@ -74,7 +65,7 @@ def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: Wir
 def _quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
     """A scale for each whole group, codes in whole blocks, the rest of the piece exactly."""
     num_groups, tail_elements = divmod(num_elements, _QUANT_GROUP)
-    scales = num_groups * _BYTES_OF_TYPE["bf16"]
+    scales = num_groups * 2
     codes = math.ceil(num_groups * _QUANT_GROUP / _QUANT_BLOCK) * _QUANT_BLOCK * options.bits // 8
     return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in (_HEADER_BYTES, scales, codes, tail_elements * 4))
 
@@ -84,8 +75,7 @@ def _tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
         return _round_up(_HEADER_BYTES, _SECTION_BYTES)
     shape = sketch_shape(num_elements, options)
     flags = math.ceil(shape.num_blocks / 64) * 8
-    scales = shape.num_blocks if options.cell_type in ("fp16", "int8") else 0
-    sections = (_HEADER_BYTES, flags, shape.index_bytes, scales)
+    sections = (_HEADER_BYTES, flags, shape.index_bytes)
     return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in sections) + shape.sketch_bytes
 
 
@@ -101,15 +91,7 @@ def sketch_shape(num_elements: int, options: WireOptions) -> SketchShape:
 
 def _shape(num_elements: int, block_elements: int, options: WireOptions) -> SketchShape:
     num_blocks = math.ceil(num_elements / block_elements)
-    wanted = num_blocks / options.ratio if options.ratio else _rows_by_load(num_elements, block_elements, options)
-    cell_bytes = _BYTES_OF_TYPE[options.cell_type]
-    return SketchShape(num_blocks, block_elements, max(_FEWEST_ROWS, math.ceil(wanted)), cell_bytes)
-
-
-def _rows_by_load(num_elements: int, block_elements: int, options: WireOptions) -> float:
-    wanted = math.floor((1 - options.sparsity) * num_elements + _ROUNDING_SLACK)
-    keys_of_column = min(max(wanted, 1), num_elements) / block_elements
-    return (keys_of_column + _SPREADS * math.sqrt(keys_of_column)) / _KEYS_OF_ROW + _SPARE_ROWS
+    return SketchShape(num_blocks, block_elements, max(_FEWEST_ROWS, math.ceil(num_blocks / options.ratio)))
 
 
 def _round_up(num_bytes: int, multiple: int) -> int:

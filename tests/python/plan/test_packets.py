@@ -22,9 +22,6 @@ SETTINGS = {
     ],
     "tagc": [
         {},
-        *({"cell_type": kind} for kind in ("bf16", "fp16", "int8")),
-        {"ratio": 0},
-        {"ratio": 0, "sparsity": 0.8, "cell_type": "int8"},
         {"ratio": 2},
         {"segments": 2},
     ],

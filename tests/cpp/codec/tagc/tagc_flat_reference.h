@@ -23,7 +23,7 @@ inline FlatChunk encode_flat(const TagcParameters& parameters, const std::vector
                              std::vector<float>& residual) {
   const TagcGeometry geometry(parameters, static_cast<int64_t>(chunk.size()));
   const Chosen chosen = choose(geometry, chunk, residual);
-  update_residual(geometry, chosen, code_kept(geometry, chosen, "fp32", scales_of(geometry, chosen)), residual);
+  update_residual(geometry, chosen, residual);
   FlatChunk result;
   result.index.resize(geometry.num_blocks() * geometry.columns());
   result.sketch.resize(geometry.num_cells());

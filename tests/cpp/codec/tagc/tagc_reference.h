@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -11,7 +10,6 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "tests/cpp/codec/packet_reference.h"
@@ -25,7 +23,6 @@ struct TagcParameters {
   int64_t peel_rounds = 64;
   uint64_t unit_hash = 0;
   uint64_t step = 0;
-  std::string cell_type = "fp32";
   uint16_t sender = 0;
   uint8_t segment = 0;
 };
@@ -44,10 +41,6 @@ inline int64_t keep_of(const TagcParameters& parameters, int64_t num_elements) {
 inline int64_t rows_of(const TagcParameters& parameters, int64_t num_elements, int64_t columns) {
   if (num_elements == 0) {
     return 0;
-  }
-  if (parameters.ratio == 0) {
-    const double keys = static_cast<double>(keep_of(parameters, num_elements)) / static_cast<double>(columns);
-    return static_cast<int64_t>(std::ceil((keys + 4 * std::sqrt(keys)) / .8 + 6));
   }
   const auto blocks = static_cast<double>(blocks_of(num_elements, columns));
   return std::max<int64_t>(3, static_cast<int64_t>(std::ceil(blocks / parameters.ratio)));
@@ -197,90 +190,13 @@ inline Chosen choose(const TagcGeometry& geometry, const std::vector<float>& pie
   return chosen;
 }
 
-// A value as a cell holds it.
-struct CodedValue {
-  uint32_t pattern;
-  float value;
-};
-
-// The multiple of `unit` that is nearest to `value` (of two the even one), but not beyond `largest`.
-inline double round_to(double value, double unit, double largest) {
-  const double rounded = std::nearbyint(value / unit) * unit;
-  return std::clamp(rounded, -largest, largest);
-}
-
-// Rounded to a floating type with `digits` binary digits, whose smallest normal number is 2^`smallest`.
-inline double round_to_digits(double value, int digits, int smallest, double largest) {
-  const int exponent = value == 0 ? smallest : std::max(std::ilogb(value), smallest);
-  return round_to(value, std::ldexp(1, exponent - digits + 1), largest);
-}
-
-// The bits of a number that float16 has.
-inline uint32_t float16_bits(double value) {
-  const double size = std::fabs(value);
-  const int exponent = size == 0 ? -14 : std::max(std::ilogb(size), -14);
-  const auto digits = static_cast<uint32_t>(std::ldexp(size, 10 - exponent));  // 1024 to 2047, less for denormals
-  return (std::signbit(value) ? 0x8000U : 0U) + (static_cast<uint32_t>(exponent + 14) << 10) + digits;
-}
-
-// The byte that scales a block's values: the biased exponent of the largest one, but at least 1. 0 without values.
-inline int scale_of(const std::vector<float>& values) {
-  float largest = 0;
-  for (const float value : values) {
-    largest = std::max(largest, std::fabs(value));
-  }
-  return largest == 0 ? 0 : std::max(1, std::ilogb(largest) + 127);
-}
-
-inline CodedValue code(float value, const std::string& cell_type, int scale) {
-  if (cell_type == "bf16") {
-    const auto rounded = static_cast<float>(round_to_digits(value, 8, -126, 0x1.fep127));
-    return {std::bit_cast<uint32_t>(rounded) >> 16, rounded};
-  }
-  if (cell_type == "fp16") {
-    const int up = 141 - scale;  // the largest becomes 2^14 and more, less than 2^15
-    const double rounded = round_to_digits(std::ldexp(value, up), 11, -14, 32752);
-    return {float16_bits(rounded), static_cast<float>(std::ldexp(rounded, -up))};
-  }
-  if (cell_type == "int8") {
-    const int up = 133 - scale;  // the largest becomes 64 and more, less than 128
-    const double rounded = round_to(std::ldexp(value, up), 1, 127);
-    return {static_cast<uint8_t>(static_cast<int8_t>(rounded)), static_cast<float>(std::ldexp(rounded, -up))};
-  }
-  return {std::bit_cast<uint32_t>(value), value};
-}
-
-// residual becomes the sum where nothing was sent, and what rounding lost where something was (nothing in float32);
-// blocks with a flag keep theirs.
-inline void update_residual(const TagcGeometry& geometry, const Chosen& chosen,
-                            const std::map<int64_t, CodedValue>& sent, std::vector<float>& residual) {
+// residual becomes the sum where nothing was sent, else 0; blocks with a flag keep theirs.
+inline void update_residual(const TagcGeometry& geometry, const Chosen& chosen, std::vector<float>& residual) {
   for (int64_t i = 0; i < geometry.num_elements(); ++i) {
     if (chosen.flagged_blocks.count(i / geometry.columns()) == 0) {
-      residual[i] = sent.count(i) != 0 ? chosen.sums[i] - sent.at(i).value : chosen.sums[i];
+      residual[i] = chosen.kept.count(i) != 0 ? 0 : chosen.sums[i];
     }
   }
-}
-
-// A byte for each block.
-inline std::vector<uint8_t> scales_of(const TagcGeometry& geometry, const Chosen& chosen) {
-  std::vector<std::vector<float>> values(geometry.num_blocks());
-  for (const int64_t element : chosen.kept) {
-    values[element / geometry.columns()].push_back(chosen.sums[element]);
-  }
-  std::vector<uint8_t> scales;
-  for (const std::vector<float>& of_block : values) {
-    scales.push_back(static_cast<uint8_t>(scale_of(of_block)));
-  }
-  return scales;
-}
-
-inline std::map<int64_t, CodedValue> code_kept(const TagcGeometry& geometry, const Chosen& chosen,
-                                               const std::string& cell_type, const std::vector<uint8_t>& scales) {
-  std::map<int64_t, CodedValue> coded;
-  for (const int64_t element : chosen.kept) {
-    coded[element] = code(chosen.sums[element], cell_type, scales[element / geometry.columns()]);
-  }
-  return coded;
 }
 
 inline void set_bit(std::vector<uint8_t>& bytes, int64_t offset, int64_t bit) {
@@ -302,23 +218,15 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   Chosen chosen = choose(geometry, piece, residual);
   const size_t num_chosen = chosen.kept.size();
   chosen.kept = choose_peelable(geometry, chosen.kept, parameters.peel_rounds, parameters.step);
-  const std::vector<uint8_t> scales = scales_of(geometry, chosen);
-  const std::map<int64_t, CodedValue> sent = code_kept(geometry, chosen, parameters.cell_type, scales);
-  update_residual(geometry, chosen, sent, residual);
+  update_residual(geometry, chosen, residual);
 
-  const std::vector<std::string> cell_types = {"fp32", "bf16", "fp16", "int8"};
-  const auto type = std::find(cell_types.begin(), cell_types.end(), parameters.cell_type) - cell_types.begin();
-  const int64_t cell_bytes = std::array{4, 2, 2, 1}[type];
-  const bool is_scaled = type >= 2;
   const int64_t flags_offset = 64;
   const int64_t index_offset = flags_offset + up_to_64((geometry.num_blocks() + 63) / 64 * 8);
-  const int64_t scales_offset = index_offset + up_to_64(geometry.index_words() * 8);
-  const int64_t sketch_offset = scales_offset + (is_scaled ? up_to_64(geometry.num_blocks()) : 0);
+  const int64_t sketch_offset = index_offset + up_to_64(geometry.index_words() * 8);
   TwoTierResult result;
-  result.packet.resize(sketch_offset + geometry.num_cells() * cell_bytes);
+  result.packet.resize(sketch_offset + geometry.num_cells() * 4);
   put<uint8_t>(result.packet, 32, static_cast<uint8_t>(std::log2(geometry.columns())));
   put<uint16_t>(result.packet, 33, static_cast<uint16_t>(parameters.peel_rounds));
-  put<uint8_t>(result.packet, 35, static_cast<uint8_t>(type));
   put<uint32_t>(result.packet, 36, static_cast<uint32_t>(geometry.num_rows()));
   for (const int64_t block : chosen.flagged_blocks) {
     set_bit(result.packet, flags_offset, block);
@@ -327,16 +235,14 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
     set_bit(result.packet, index_offset, element);
     result.arrives[element] = std::numeric_limits<float>::quiet_NaN();
   }
-  if (is_scaled) {
-    std::copy(scales.begin(), scales.end(), result.packet.begin() + scales_offset);
-  }
-  for (const auto& [element, coded] : sent) {
+  for (const int64_t element : chosen.kept) {
     set_bit(result.packet, index_offset, element);
-    result.arrives[element] = coded.value;
+    result.arrives[element] = chosen.sums[element];
+    const auto bits = std::bit_cast<uint32_t>(chosen.sums[element]);
     for (int i = 0; i < 3; ++i) {
-      const int64_t cell_offset = sketch_offset + geometry.cell(element, i) * cell_bytes;
-      for (int64_t byte = 0; byte < cell_bytes; ++byte) {
-        result.packet[cell_offset + byte] ^= static_cast<uint8_t>(coded.pattern >> (8 * byte));
+      const int64_t cell_offset = sketch_offset + geometry.cell(element, i) * 4;
+      for (int64_t byte = 0; byte < 4; ++byte) {
+        result.packet[cell_offset + byte] ^= static_cast<uint8_t>(bits >> (8 * byte));
       }
     }
   }

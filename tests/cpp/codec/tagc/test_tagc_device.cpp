@@ -114,20 +114,17 @@ void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, C
 }
 
 TEST(TagcDevice, EveryBlockSize) {
-  for (const char* cell_type : {"fp32", "bf16", "fp16", "int8"}) {
-    Options options = options_of(4, .9);
-    options.cell_type = cell_type;
-    for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 4) {
-      const TagcLimits limits = {.block_elements = block_elements};
-      for (const int64_t num_elements : {1, 4095, 4096, 4097, 12289}) {
-        expect_as_on_cpu(options, Data::kHeavyTail, num_elements, {20, 3}, limits);
-      }
+  const Options options = options_of(4, .9);
+  for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 4) {
+    const TagcLimits limits = {.block_elements = block_elements};
+    for (const int64_t num_elements : {1, 4095, 4096, 4097, 12289}) {
+      expect_as_on_cpu(options, Data::kHeavyTail, num_elements, {20, 3}, limits);
     }
-    std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 6);
-    piece[300] = piece[4999] = kNan;
-    piece[1024] = -kInfinity;
-    expect_as_on_cpu(options, piece, std::vector<float>(5000), {33, 5}, kBlocksOf256);
   }
+  std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 6);
+  piece[300] = piece[4999] = kNan;
+  piece[1024] = -kInfinity;
+  expect_as_on_cpu(options, piece, std::vector<float>(5000), {33, 5}, kBlocksOf256);
 }
 
 TEST(TagcDevice, AllKeptAndMuchHeldBack) {
@@ -177,7 +174,7 @@ struct JobKeeper final : DeviceLauncher {
 };
 
 TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
-  using InsertValues = kernels::emulated::InsertValues<true, kernels::emulated::Float32Cells>;
+  using InsertValues = kernels::emulated::InsertValues<true>;
   const kernels::TagcShape shape = TagcSettings(options_of(4, .9), kBlocksOf256).shape(5000);
   ASSERT_EQ(shape.num_rows, 5);
   EXPECT_EQ(InsertValues::words_of_stripe(shape, 4 * 256 * 5), 8);

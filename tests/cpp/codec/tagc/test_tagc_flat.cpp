@@ -212,13 +212,6 @@ TEST(TagcFlat, Sizes) {
   EXPECT_EQ(flat.sketch_elements(0), 0);
 }
 
-TEST(TagcFlat, RefusesWhatASingleTierDoesNotSupport) {
-  EXPECT_THROW(TagcFlatOnHost(options_of({0, .9875})), OptionError);
-  Options short_cells = options_of({10, .9875});
-  short_cells.cell_type = "bf16";
-  EXPECT_THROW(TagcFlatOnHost{short_cells}, OptionError);
-}
-
 TEST(TagcFlat, RejectsWrongBuffers) {
   TagcFlatOnHost flat(options_of({10, .9875}));
   std::vector<float> chunk(100);
