@@ -216,10 +216,10 @@ inline void recover_values(const BlockCells<Cell>& cells, const uint64_t* peeled
   }
 }
 
-// Recovers values in the order in which rounds find them: emit(element, value) with each.
+// Calls emit(element, float_of_cell(cell)) for each key that peels, in the order in which rounds find them.
 template <typename Cell, typename FloatOfCell, typename Emit>
-PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
-                        typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
+PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                       typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
   return peel(shape, rows, max_rounds, scratch,
               [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
                 const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
@@ -229,68 +229,17 @@ PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t m
               });
 }
 
-// Buffers values in the order of keys and emits them in one walk through the piece, because after the first round they
-// come from places far apart.
-template <typename Cell, typename FloatOfCell, typename Emit>
-PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
-                         const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell,
-                         Emit emit) {
-  const int64_t words = shape.block_words();
-  uint32_t num_keys = 0;
-  for (int64_t w = 0; w < shape.index_words(); ++w) {
-    waiting.keys[w] = scratch.remaining[w];
-    waiting.keys_before[w] = num_keys;
-    num_keys += static_cast<uint32_t>(__builtin_popcountll(waiting.keys[w]));
-  }
-  const PeelResult result =
-      peel(shape, rows, max_rounds, scratch,
-           [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
-             const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
-             recover_values(block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
-               const int64_t word = block * words + column / 64;
-               const uint64_t keys_below = waiting.keys[word] & ((uint64_t{1} << (column % 64)) - 1);
-               waiting.values[waiting.keys_before[word] + __builtin_popcountll(keys_below)] = float_of_cell(value);
-             });
-           });
-  for (int64_t w = 0; w < shape.index_words(); ++w) {
-    const float* next = waiting.values + waiting.keys_before[w];
-    for_each_bit(waiting.keys[w], 0, [&](int64_t bit) {
-      if ((scratch.remaining[w] >> bit & 1) == 0) {
-        emit(64 * w + bit, *next);
-      }
-      ++next;
-    });
-  }
-  return result;
-}
-
-// Calls emit(element, float_of_cell(cell)) for each key that peels.
-template <typename Cell, typename FloatOfCell, typename Emit>
-PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
-                       const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
-  const int64_t num_keys = count_bits(scratch.remaining, shape.index_words());
-  const bool few_rounds = 20 * num_keys <= 9 * shape.num_cells();  // up to .45 keys a cell
-  const PeelResult first =
-      peel_at_once<Cell>(shape, rows, few_rounds ? max_rounds : 1, scratch, cells, float_of_cell, emit);
-  if (few_rounds || first.left_elements == 0) {
-    return first;
-  }
-  const PeelResult others =
-      peel_and_wait<Cell>(shape, rows, max_rounds - first.rounds, scratch, waiting, cells, float_of_cell, emit);
-  return {first.peeled_elements + others.peeled_elements, others.left_elements, first.rounds + others.rounds};
-}
-
 inline PeelResult peel_xor(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                           ValueScratch waiting, uint32_t* cells, float* out) {
+                           uint32_t* cells, float* out) {
   return peel_values<XorCell>(
-      shape, rows, max_rounds, scratch, waiting, cells, [](uint32_t bits) { return float_of(bits); },
+      shape, rows, max_rounds, scratch, cells, [](uint32_t bits) { return float_of(bits); },
       [=](int64_t element, float value) { out[element] += value; });
 }
 
 inline PeelResult peel_sum(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                           ValueScratch waiting, float* cells, float* out) {
+                           float* cells, float* out) {
   return peel_values<SumCell>(
-      shape, rows, max_rounds, scratch, waiting, cells, [](float value) { return value; },
+      shape, rows, max_rounds, scratch, cells, [](float value) { return value; },
       [=](int64_t element, float value) { out[element] = value == value ? value : float_of(kNanBits); });
 }
 

@@ -80,13 +80,6 @@ struct PeelScratch {
   uint32_t* active;     // num_blocks: blocks with keys remaining
 };
 
-// Additional scratch memory for recovering values.
-struct ValueScratch {
-  uint64_t* keys;         // index_words: keys that the first round did not peel
-  uint32_t* keys_before;  // index_words: how many of them come before each word
-  float* values;          // as many as there are remaining keys at first
-};
-
 // Pointers are to memory of `shape`'s sizes unless said otherwise, and none overlap.
 struct TagcKernels {
   void (*hash_blocks)(const TagcShape& shape, uint64_t seed, BlockRows* rows);
@@ -121,11 +114,11 @@ struct TagcKernels {
 
   // Peels keys with values: out[i] += value, and the value leaves the cells. out has num_elements.
   PeelResult (*peel_xor)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                         ValueScratch waiting, uint32_t* cells, float* out);
+                         uint32_t* cells, float* out);
 
   // Peels signed sums in float32: out[i] = value for what peeled.
   PeelResult (*peel_sum)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                         ValueScratch waiting, float* cells, float* out);
+                         float* cells, float* out);
 
   // out[i] = median of the three cells of i, with their signs (NaN if one is NaN), for the keys in `remaining`.
   void (*estimate)(const TagcShape& shape, const BlockRows* rows, const uint64_t* remaining, const float* cells,

@@ -66,8 +66,7 @@ CodecCounts TagcFlatOnHost::decode(ConstBuffer merged_index, Buffer summed_sketc
   std::fill_n(out.as<float>(), shape.num_elements, 0.0F);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   const kernels::PeelResult peeled =
-      kernel.peel_sum(shape, rows, settings_.limits.peel_rounds, peel, scratch_.values(shape, peel),
-                      summed_sketch.as<float>(), out.as<float>());
+      kernel.peel_sum(shape, rows, settings_.limits.peel_rounds, peel, summed_sketch.as<float>(), out.as<float>());
   if (peeled.left_elements > 0) {
     kernel.estimate(shape, rows, peel.remaining, summed_sketch.as<float>(), out.as<float>());
   }

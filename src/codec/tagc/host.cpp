@@ -144,9 +144,8 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
     uint64_t* sketch = grow(scratch_.sketch, sketch_words);
     std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
     const kernels::PeelScratch keys = scratch_.peel(shape, index, flags);
-    const kernels::PeelResult peeled =
-        kernels::tagc_kernels().peel_xor(shape, rows, settings_.limits.peel_rounds, keys, scratch_.values(shape, keys),
-                                         reinterpret_cast<uint32_t*>(sketch), out.as<float>());
+    const kernels::PeelResult peeled = kernels::tagc_kernels().peel_xor(
+        shape, rows, settings_.limits.peel_rounds, keys, reinterpret_cast<uint32_t*>(sketch), out.as<float>());
     check_intact(peeled.left_elements == 0, FaultKind::kDoesNotPeel, header);
     check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),
                  FaultKind::kCellsLeft, header);

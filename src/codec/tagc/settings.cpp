@@ -107,13 +107,4 @@ kernels::PeelScratch TagcScratch::peel(const TagcShape& shape, const uint64_t* m
   return {keys, grow(once, row_words), grow(twice, row_words), grow(active, shape.num_blocks)};
 }
 
-kernels::ValueScratch TagcScratch::values(const TagcShape& shape, const kernels::PeelScratch& keys) {
-  int64_t num_keys = 0;
-  for (int64_t word = 0; word < shape.index_words(); ++word) {
-    num_keys += std::popcount(keys.remaining[word]);
-  }
-  return {grow(waiting_keys, shape.index_words()), grow(keys_before, shape.index_words()),
-          grow(waiting_values, num_keys)};
-}
-
 }  // namespace isthmus

@@ -46,9 +46,6 @@ struct TagcScratch {
   std::vector<uint64_t> once;
   std::vector<uint64_t> twice;
   std::vector<uint32_t> active;
-  std::vector<uint64_t> waiting_keys;
-  std::vector<uint32_t> keys_before;
-  std::vector<float> waiting_values;
   std::vector<uint64_t> sketch;
 
   const kernels::BlockRows* hash(const kernels::TagcShape& shape, const PacketContext& context);
@@ -59,8 +56,6 @@ struct TagcScratch {
 
   // What kernels take to peel. The keys are `marks` without those in flagged blocks (null: none is flagged).
   kernels::PeelScratch peel(const kernels::TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks);
-  // What kernels take, in addition, to recover the values of these keys.
-  kernels::ValueScratch values(const kernels::TagcShape& shape, const kernels::PeelScratch& keys);
 };
 
 // Returns `values`, grown to at least `size` elements.
