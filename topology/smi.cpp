@@ -1,5 +1,5 @@
-// The matrix that `nvidia-smi topo -m` prints, as people paste it: tabs or spaces, columns run together, escape codes
-// of a terminal, marks of a comment or a quotation, a prompt before and a legend after it; columns of affinity may be
+// The matrix that `nvidia-smi topo -m` prints, as people paste it: tabs or spaces, a terminal's codes for underlining,
+// marks of a comment, a quotation or a table, a prompt before and a legend after it; columns of affinity may be
 // missing.
 #include <algorithm>
 #include <iterator>
@@ -14,31 +14,24 @@
 namespace isthmus::topology {
 namespace {
 
-constexpr int kMostLinks = 36;  // between two GPUs; a larger number is the next column, run together with this one
-constexpr size_t kMostInLine = 8192;  // longer ones are no rows, and std::regex recurses
-
-// Escape codes, also those whose first character was lost or spelled out.
-const std::regex kEscape(R"((?:\x1b|\xE2\x90\x9B|\\033|\\x1b|\\e|\^\[)?\[[0-9;]{0,16}m)");
-const std::regex kBlanks("(?:[\t\r| ]|\xC2\xA0)+"), kMarks("^[ *#>/]+| $");
-const std::regex kColumn(
-    R"( ?(?:(CPU Affinity|NUMA Affinity|GPU NUMA ID|NUMA(?!\w))|(GPU|NIC)(\d{1,4})|(mlx\d_\d{1,4}|[A-Za-z][\w.:-]{0,62})))",
-    std::regex::icase);
-const std::regex kCell(R"( ?(X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC))");
-const std::regex kLegend(R"((NIC\d{1,4}) ?[:=] ?([A-Za-z][\w.:-]{0,62}))");
+// Repetitions are bounded, as std::regex recurses.
+// What stands between words: a terminal's codes, also where their first character was lost or is a picture of itself,
+// blanks that do not break, lines of tables.
+const std::regex kApart("(?:\x1b|\xE2\x90\x9B)?\\[[0-9;]{0,16}m|\xC2\xA0|\\|");
+const std::regex kAffinity("(CPU|NUMA) Affinity|GPU NUMA (ID)");
+const std::regex kDevice(R"((?:(GPU|NIC)(\d{1,4})|[A-Za-z][\w.:-]{0,62}))");
+const std::regex kCell(R"(X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC)");
 const std::regex kCpus(R"(\d{1,6}[\d,-]{0,200})"), kNumber(R"(\d{1,5})"), kNumbers(R"((\d{1,5})[,-][\d,-]{1,64})");
 
 using Words = std::vector<std::string>;
 
-// What a pattern and its groups match at the beginning of a text, from which it goes; none: nothing.
-Words take(std::string& text, const std::regex& pattern) {
-  std::smatch match;
-  Words groups;
-  if (std::regex_search(text, match, pattern, std::regex_constants::match_continuous)) {
-    std::transform(match.begin(), match.end(), std::back_inserter(groups),
-                   [](const auto& group) { return group.str(); });
-    text.erase(0, groups[0].size());
-  }
-  return groups;
+// A column of affinity is one word: CPU, NUMA, ID.
+Words words_of(const std::string& line) {
+  std::istringstream text(std::regex_replace(std::regex_replace(line, kApart, " "), kAffinity, "$1$2"));
+  Words words((std::istream_iterator<std::string>(text)), {});
+  const auto is_mark = [](const std::string& word) { return word.find_first_not_of("*#>/") == std::string::npos; };
+  words.erase(words.begin(), std::ranges::find_if_not(words, is_mark));
+  return words;
 }
 
 // A device, its column's distances in the order of all columns, and what its row has behind them. kind: 'G' GPU, 'N'
@@ -49,18 +42,8 @@ struct Row {
   std::string name;
   int line = 0;
   Words cells = {};
-  std::string behind = {};
+  Words behind = {};
 };
-
-// groups: of kColumn.
-Row row_of(const Words& groups) {
-  if (groups[2].empty()) {
-    return {groups[4].starts_with("MIG") || groups[4].starts_with("mig") ? 'M' : 'N', -1, groups[4]};
-  }
-  const bool is_gpu = std::toupper(groups[2][0]) == 'G';
-  const int number = std::stoi(groups[3]);
-  return {is_gpu ? 'G' : 'N', number, (is_gpu ? "GPU" : "NIC") + std::to_string(number)};
-}
 
 class Matrix {
  public:
@@ -69,29 +52,26 @@ class Matrix {
       require(contents.find(text) == contents.npos, 0, "is what rocm-smi prints, which names no NICs: ", kExpected);
     }
     std::istringstream text(contents);
-    std::string above;  // the last line with anything in it
+    Words above;  // those of the last line with any
     int number = 0, line_above = 0, last = 0;
     for (std::string line; std::getline(text, line);) {
       ++number;
-      line = line.size() > kMostInLine ? "" : std::regex_replace(line, kEscape, "");
-      line = std::regex_replace(std::regex_replace(line, kBlanks, " "), kMarks, "");
-      std::string rest = line;
-      if (const Words named = take(rest, kLegend); !named.empty()) {
-        legend_.emplace(named[1], named[2]);
+      const Words words = words_of(line);
+      if (words.empty()) {
+        continue;
       }
-      rest = line;
-      const Words label = take(rest, kColumn);
-      std::string first = rest;
-      if (!label.empty() && label[1].empty() && !take(first, kCell).empty()) {
-        const Row device = row_of(label);
-        if (devices_.empty() && device.kind == 'G') {
+      if (words.size() == 2 && words[0].ends_with(':')) {
+        legend_.emplace(words[0].substr(0, words[0].size() - 1), words[1]);
+      }
+      if (words.size() > 1 && std::regex_match(words[1], kCell)) {
+        if (devices_.empty() && words[0].starts_with("GPU")) {
           require(!above.empty(), number, "the matrix has no line that names its columns");
           read_header(above, line_above);
         }
-        last = read_row(device.name, rest, number) ? number : last;
+        last = read_row(words, number) ? number : last;
       }
-      line_above = line.empty() ? line_above : number;
-      above = line.empty() ? above : line;
+      line_above = number;
+      above = words;
     }
     require(!devices_.empty(), 0, "is no description of a machine: ", kExpected);
     for (const Row& device : devices_) {
@@ -103,47 +83,47 @@ class Matrix {
   Machine machine() const;
 
  private:
-  void read_header(std::string text, int line) {
+  void read_header(const Words& columns, int line) {
     int num_nics = 0;
-    while (!text.empty()) {
-      const Words column = take(text, kColumn);
-      require(!column.empty(), line, "'", printable(text.substr(0, 40)), "' is no name of a column");
-      if (!column[1].empty()) {
-        affinities_ += static_cast<char>(std::toupper(static_cast<unsigned char>(column[1][0])));  // CPU, NUMA, GPU
-        run_together_ = run_together_ || (!text.empty() && text[0] != ' ');
+    for (const std::string& name : columns) {
+      if (name == "CPU" || name == "NUMA" || name == "ID") {
+        affinities_ += name[0];
         continue;
       }
-      devices_.push_back(row_of(column));
-      devices_.back().number = devices_.back().number == -1 ? num_nics : devices_.back().number;
-      num_nics += devices_.back().kind == 'N' ? 1 : 0;
-      const auto is_new = std::ranges::count(devices_, devices_.back().name, &Row::name) == 1;
-      require(is_new && devices_[0].kind == 'G', line, "the line above the matrix does not name its columns");
+      std::smatch part;
+      require(std::regex_match(name, part, kDevice), line, "'", printable(name.substr(0, 40)),
+              "' is no name of a column");
+      const char kind = part[1] == "GPU" ? 'G' : name.starts_with("MIG") ? 'M' : 'N';
+      const int column = part[2].matched ? std::stoi(part[2]) : kind == 'N' ? num_nics : -1;
+      num_nics += kind == 'N' ? 1 : 0;
+      const bool is_new = std::ranges::none_of(devices_, [&](const Row& device) {
+        return device.name == name || (kind != 'M' && device.kind == kind && device.number == column);
+      });
+      require(is_new && (kind == 'G' || !devices_.empty()), line,
+              "the line above the matrix does not name its columns");
+      devices_.push_back({kind, column, name});
     }
   }
 
   // Returns whether it is a row of this matrix; other text and other matrices are not.
-  bool read_row(const std::string& name, std::string text, int line) {
-    const auto row = std::ranges::find(devices_, name, &Row::name);
+  bool read_row(const Words& words, int line) {
+    const auto row = std::ranges::find(devices_, words[0], &Row::name);
     if (row == devices_.end() || num_read_ == devices_.size()) {
       return false;
     }
-    require(row->line == 0, line, "row ", name, " is given twice, first in line ", row->line);
-    while (row->cells.size() < devices_.size()) {
-      const Words cell = take(text, kCell);
-      require(!cell.empty(), line, "row ", name, " has ", row->cells.size(), " of ", devices_.size(), " distances: ",
-              text.empty() ? "the row is cut off"
-                           : "'" + printable(text.substr(0, text.find(' ', 1)).substr(0, 20)) + "' is no distance");
-      std::string kind = cell[1] == "SOC" ? "SYS" : cell[1];  // its name in old drivers
-      if (kind.size() == 4 && kind.starts_with("NV") && std::stoi(kind.substr(2)) > kMostLinks) {
-        text.insert(0, 1, kind.back());
-        kind.pop_back();
-      }
-      row->cells.push_back(kind);
-    }
+    require(row->line == 0, line, "row ", row->name, " is given twice, first in line ", row->line);
+    const auto end = std::find_if_not(words.begin() + 1, words.end(),
+                                      [](const std::string& word) { return std::regex_match(word, kCell); });
+    row->cells.assign(words.begin() + 1, end);
+    std::ranges::replace(row->cells, "SOC", "SYS");  // its name in old drivers
+    require(row->cells.size() >= devices_.size(), line, "row ", row->name, " has ", row->cells.size(), " of ",
+            devices_.size(), " distances: ",
+            end == words.end() ? "the row is cut off" : "'" + printable(end->substr(0, 20)) + "' is no distance");
+    require(row->cells.size() == devices_.size(), line, "row ", row->name, " has more distances than ", devices_.size(),
+            " columns");
     row->line = line;
-    row->behind = text;
+    row->behind.assign(end, words.end());
     ++num_read_;
-    require(take(text, kCell).empty(), line, "row ", name, " has more distances than ", devices_.size(), " columns");
     return true;
   }
 
@@ -160,22 +140,14 @@ class Matrix {
   }
 
   // Processors and NUMA node of a GPU, from the columns behind the distances.
-  std::pair<std::string, std::optional<int>> affinity(const std::string& behind, Machine& machine) const {
-    std::istringstream text(behind);
-    Words words((std::istream_iterator<std::string>(text)), {});
+  std::pair<std::string, std::optional<int>> affinity(Words words, Machine& machine) const {
     const bool has_numa = affinities_.find('N') != std::string::npos, is_missing = words.size() < affinities_.size();
     std::string cpus;
-    if (affinities_.starts_with('C') && !words.empty() && std::regex_match(words[0], kCpus)) {
-      if (run_together_ && is_missing && has_numa) {
-        machine.note("CPU and NUMA affinity run together: the last digit is taken for the NUMA node");
-        cpus = words[0].substr(0, words[0].size() - 1);
-        cpus.erase(cpus.find_last_not_of(",-") + 1);
-        words[0] = words[0].back();
-      } else if (!is_missing || !std::regex_match(words[0], kNumber)) {
-        // Some systems tell no processors: of fewer words than columns the first, if a plain number, is a NUMA node.
-        cpus = words[0];
-        words.erase(words.begin());
-      }
+    // Some systems tell no processors: of fewer words than columns the first, if a plain number, is a NUMA node.
+    if (affinities_.starts_with('C') && !words.empty() && std::regex_match(words[0], kCpus) &&
+        (!is_missing || !std::regex_match(words[0], kNumber))) {
+      cpus = words[0];
+      words.erase(words.begin());
     }
     if (has_numa && !words.empty() && std::regex_match(words[0], kNumber)) {
       return {cpus, std::stoi(words[0])};
@@ -191,7 +163,6 @@ class Matrix {
   std::vector<Row> devices_;
   size_t num_read_ = 0;     // rows
   std::string affinities_;  // a letter for each of their columns
-  bool run_together_ = false;
   std::map<std::string, std::string> legend_;
 };
 
