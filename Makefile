@@ -184,7 +184,7 @@ gpu-programs: $(STAMPS)/venv  ## prebuilt for tests/gpu/run, to be carried to a 
 	cmake -S . -B build/gpu-programs/$(VENV) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python \
 	  -DISTHMUS_BUILD_CUDA=ON -DISTHMUS_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES=$(GPU_ARCH) > build/configure-gpu-programs.log
 	cmake --build build/gpu-programs/$(VENV) -j $(JOBS)
-	PYTHONPATH=tests python -m gpu.harness.pack build/gpu-programs/$(VENV) build/gpu-carry
+	PYTHONPATH=tests python -m gpu.pack build/gpu-programs/$(VENV) build/gpu-carry
 
 clean:  ## everything that was built; not .venv
 	rm -rf build bench-out

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu.harness.records import FAILED, NOT_RUN, OK, Check
+from gpu.programs import FAILED, NOT_RUN, OK, Check
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 // What codecs of a device refuse, and sums of squares on emulated groups, which have the same bits however they are
-// cut. All else that a device computes is the subject of tests/gpu/checks.
+// cut. All else that a device computes is the subject of tests/cpp/gpu/device.
 #include <gtest/gtest.h>
 
 #include <cstdint>

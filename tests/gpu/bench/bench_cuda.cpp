@@ -12,18 +12,56 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/cuda_gpu.h"
+#include "tests/cpp/gpu/device/tests.h"
 #include "tests/gpu/bench/timing.h"
-#include "tests/gpu/support/checks.h"
-#include "tests/gpu/support/coding.h"
-#include "tests/gpu/support/cuda_gpu.h"
 
 namespace isthmus::gpu {
 namespace {
+
+// What was measured, in the order in which it is shown.
+using Figures = std::vector<std::pair<std::string, double>>;
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    result += c == '"' || c == '\\' ? std::string{'\\', c} : std::string{c < ' ' ? ' ' : c};
+  }
+  return result + '"';
+}
+
+// A line for tests/gpu/programs.py.
+void tell(const std::string& name, const char* result, const std::string& detail, const Figures& figures) {
+  std::printf("{\"check\": %s, \"result\": \"%s\", \"detail\": %s, \"figures\": {", quoted(name).c_str(), result,
+              quoted(detail).c_str());
+  const char* comma = "";
+  for (const auto& [figure, value] : figures) {
+    std::printf("%s%s: %.6g", comma, quoted(figure).c_str(), value);
+    comma = ", ";
+  }
+  std::puts("}}");
+  std::fflush(stdout);
+}
+
+// Returns whether nothing was wrong; where something is, `body` throws.
+bool measure(const std::string& name, const std::function<Figures()>& body) {
+  try {
+    tell(name, "ok", "", body());
+    return true;
+  } catch (const std::exception& error) {
+    tell(name, "failed", error.what(), {});
+    return false;
+  }
+}
 
 constexpr int64_t kMegabytes[] = {64, 256, 16, 1};
 constexpr int64_t kLargestVerifiedBytes = int64_t{16} << 20;  // encoding more on the CPU, too, would take too long
@@ -94,13 +132,14 @@ double kept_elements(const CodingShape& shape, int64_t num_elements) {
   return (1 - shape.options.sparsity) * static_cast<double>(num_elements);
 }
 
-void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t megabytes, double bandwidth) {
+// Returns whether all was right.
+bool bench_shape(Timer& timer, const CodingShape& shape, int64_t megabytes, double bandwidth) {
   const int64_t source_bytes = megabytes << 20;
   const int64_t num_elements = source_bytes / element_bytes(shape.piece);
   const std::string name = ", " + shape.name() + ", " + std::to_string(megabytes) + " MiB";
   const int repetitions = repetitions_for(source_bytes);
   const auto source = static_cast<double>(source_bytes);
-  const std::unique_ptr<Gpu> gpu = make_cuda_gpu();
+  const std::unique_ptr<Gpu> gpu = make_gpu();
   const Stream stream = {timer.stream()};
   const HostArray piece = piece_of(num_elements, shape.piece);
   DeviceCoding coding(gpu->device(), shape, num_elements);
@@ -108,7 +147,7 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
   coding.set_context(kContext, stream);
   const auto packet = static_cast<double>(coding.packet_bytes());
 
-  checks.measure("encode" + name, [&] {
+  bool is_right = measure("encode" + name, [&] {
     coding.encode(0, stream);
     if (source_bytes <= kLargestVerifiedBytes) {
       verify(coding, shape, piece);
@@ -117,7 +156,7 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
     const Times times = timer.device_us(repetitions, [&] { coding.encode(0, stream); });
     return figures_of(shape, times, source, source + residual + packet, bandwidth);
   });
-  checks.measure("decode" + name, [&] {
+  is_right &= measure("decode" + name, [&] {
     const auto all_sums = 2.0 * static_cast<double>(coding.out().buffer().bytes());
     const double sums =
         shape.codec == "tagc" ? std::min(all_sums, 2 * kSectorBytes * kept_elements(shape, num_elements)) : all_sums;
@@ -126,12 +165,13 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
     gpu->device().throw_if_faulted();
     return figures_of(shape, times, source, packet + sums, bandwidth);
   });
-  checks.measure("decode to a shard" + name, [&] {
+  is_right &= measure("decode to a shard" + name, [&] {
     const Times times = timer.device_us(repetitions, [&] { coding.decode_to_shard(stream); });
     gpu->synchronize();
     gpu->device().throw_if_faulted();
     return figures_of(shape, times, source, packet + 2 * source, bandwidth);
   });
+  return is_right;
 }
 
 std::vector<CodingShape> shapes() {
@@ -149,22 +189,23 @@ std::vector<CodingShape> shapes() {
   return all;
 }
 
-// What is not begun by `end` is not run.
-void bench_codecs(Checks& checks, Timer& timer, std::chrono::steady_clock::time_point end) {
+// What is not begun by `end` is not run. Returns whether all was right.
+bool bench_codecs(Timer& timer, std::chrono::steady_clock::time_point end) {
+  bool is_right = true;
   for (const int64_t megabytes : kMegabytes) {
     const double bandwidth = copy_bandwidth(timer, megabytes << 20);
     for (const CodingShape& shape : shapes()) {
       if (std::chrono::steady_clock::now() >= end) {
-        checks.run("from " + shape.name() + ", " + std::to_string(megabytes) + " MiB on",
-                   [] { throw NotRun("time was up"); });
-        return;
+        tell("from " + shape.name() + ", " + std::to_string(megabytes) + " MiB on", "not run", "time was up", {});
+        return is_right;
       }
-      bench_shape(checks, timer, shape, megabytes, bandwidth);
+      is_right &= bench_shape(timer, shape, megabytes, bandwidth);
     }
   }
+  return is_right;
 }
 
-// Before whoever started this ends it (harness/main.py).
+// Before whoever started this ends it (tests/gpu/steps.py).
 std::chrono::steady_clock::time_point end_of_time() {
   using Clock = std::chrono::steady_clock;
   constexpr double kShare = 0.8;
@@ -181,9 +222,7 @@ std::chrono::steady_clock::time_point end_of_time() {
 int main() {
   const auto end = isthmus::gpu::end_of_time();
   return isthmus::gpu::main_on_cuda([&] {
-    isthmus::gpu::Checks checks;
     isthmus::gpu::Timer timer;
-    isthmus::gpu::bench_codecs(checks, timer, end);
-    return checks.failed() ? 1 : 0;
+    return isthmus::gpu::bench_codecs(timer, end) ? 0 : 1;
   });
 }

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "tests/gpu/support/cuda_gpu.h"
+#include "tests/cpp/gpu/device/cuda_gpu.h"
 
 namespace isthmus::gpu {
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from gpu.harness import shared_gpu
-from gpu.harness.records import FAILED, Check
+from gpu.programs import FAILED, Check
+from gpu.worlds import shared_gpu
 from support import ranks
 from support.limits import HANG_S
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpu.harness.records import FAILED, OK, Check
+from gpu.programs import FAILED, OK, Check
 from support.limits import scaled
 
 #: The timeout of collectives. Ranks that wait for one that failed end by it.

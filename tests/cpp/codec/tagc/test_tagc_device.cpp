@@ -1,5 +1,5 @@
 // Codec tagc's passes for a device, on emulated groups, where other limits than a release's show what small data
-// cannot: block sizes, rounds of peeling, tables that do not fit. All else is the subject of tests/gpu/checks.
+// cannot: block sizes, rounds of peeling, tables that do not fit. All else is the subject of tests/cpp/gpu/device.
 #include <gtest/gtest.h>
 
 #include <algorithm>

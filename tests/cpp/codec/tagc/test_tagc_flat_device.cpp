@@ -1,5 +1,5 @@
 // The single-tier form of tagc on emulated groups, where other limits than a release's, and groups of other sizes, show
-// what small data cannot. All else is the subject of tests/gpu/checks.
+// what small data cannot. All else is the subject of tests/cpp/gpu/device.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Weight differences that a device encodes, on emulated groups: the packets of the CPU, byte for byte. Usual weights of
-// all sizes are the subject of tests/gpu/checks/weights.cpp.
+// all sizes are the subject of tests/cpp/gpu/device/weights.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>

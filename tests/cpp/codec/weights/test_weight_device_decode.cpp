@@ -1,5 +1,5 @@
 // Weight differences that a device decodes, on emulated groups: replicas bit for bit, and faults that the host sees.
-// Usual weights of all sizes are the subject of tests/gpu/checks/weights.cpp.
+// Usual weights of all sizes are the subject of tests/cpp/gpu/device/weights.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>

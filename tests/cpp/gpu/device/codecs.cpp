@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "tests/cpp/codec/pieces.h"
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -26,8 +26,7 @@ HostArray typed(const std::vector<float>& values, DataType dtype) {
 }
 
 // Encodes a piece for each packet and decodes them all, at each of some steps.
-void compare(const MakeGpu& make_gpu, const CodingShape& shape, const std::vector<std::vector<float>>& pieces,
-             int num_steps) {
+void compare(const CodingShape& shape, const std::vector<std::vector<float>>& pieces, int num_steps) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   const Stream stream = gpu->device().lane(Lane::kEncode);
   const auto num_elements = static_cast<int64_t>(pieces[0].size());
@@ -68,10 +67,10 @@ std::vector<std::vector<float>> heavy_tails(int64_t num_elements, int num_pieces
   return pieces;
 }
 
-void check_sizes(Checks& checks, const MakeGpu& make_gpu, const CodingShape& shape, const std::vector<int64_t>& sizes) {
+void check_sizes(const CodingShape& shape, const std::vector<int64_t>& sizes) {
   for (const int64_t num_elements : sizes) {
-    checks.run(shape.name() + ", " + std::to_string(num_elements) + " elements",
-               [&] { compare(make_gpu, shape, heavy_tails(num_elements, shape.num_packets), 2); });
+    add_test("Codecs", shape.name() + ", " + std::to_string(num_elements) + " elements",
+             [=] { compare(shape, heavy_tails(num_elements, shape.num_packets), 2); });
   }
 }
 
@@ -115,47 +114,50 @@ std::vector<CodingShape> quant_shapes() {
   return shapes;
 }
 
-void check_misaligned(Checks& checks, const MakeGpu& make_gpu, CodingShape shape, int64_t num_elements) {
+void check_misaligned(CodingShape shape, int64_t num_elements) {
   for (const int64_t offset : {1, 3}) {
     shape.offset = offset;
-    checks.run(shape.name() + " by " + std::to_string(offset) + ", " + std::to_string(num_elements) + " elements",
-               [&] { compare(make_gpu, shape, heavy_tails(num_elements, 1), 1); });
+    add_test("Codecs",
+             shape.name() + " by " + std::to_string(offset) + ", " + std::to_string(num_elements) + " elements",
+             [=] { compare(shape, heavy_tails(num_elements, 1), 1); });
   }
 }
 
-void check_data(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
+void check_data(int64_t num_elements) {
   for (const Data data : all_data()) {
     for (const Options& options : {tagc_options(4, .9), tagc_options(10, .5)}) {
       const CodingShape shape = {.codec = "tagc", .options = options};
-      checks.run(shape.name() + ", " + to_string(data), [&] {
-        compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 4);
+      add_test("Codecs", shape.name() + ", " + to_string(data), [=] {
+        compare(shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 4);
       });
     }
     for (const CodingShape& shape : {CodingShape{.codec = "quant", .options = quant_options(4, true)},
                                      CodingShape{.codec = "quant", .options = quant_options(2)}}) {
-      checks.run(shape.name() + ", " + to_string(data), [&] {
-        compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 3);
+      add_test("Codecs", shape.name() + ", " + to_string(data), [=] {
+        compare(shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 3);
       });
     }
     const CodingShape none = {.codec = "none", .options = {}, .wire = DataType::kFloat16};
-    checks.run(none.name() + ", " + to_string(data),
-               [&] { compare(make_gpu, none, {make_piece(data, num_elements, 2)}, 1); });
+    add_test("Codecs", none.name() + ", " + to_string(data),
+             [=] { compare(none, {make_piece(data, num_elements, 2)}, 1); });
   }
 }
 
-void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
+std::vector<std::vector<float>> pieces_with_other_numbers(int64_t num_elements) {
   std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 3);
   piece[5] = kNan;
   piece[piece.size() / 2] = kInfinity;
   piece.back() = -kInfinity;
+  return {piece, make_piece(Data::kHeavyTail, num_elements, 4)};
+}
+
+void check_not_finite(int64_t num_elements) {
   std::vector<CodingShape> shapes = tagc_shapes();
   for (const std::vector<CodingShape>& more : {none_shapes(), {tagc_held_back_shape()}, quant_shapes()}) {
     shapes.insert(shapes.end(), more.begin(), more.end());
   }
-  const auto check = [&](const CodingShape& shape, const std::string& name) {
-    checks.run(name + ", NaN and Inf", [&] {
-      compare(make_gpu, shape, {piece, make_piece(Data::kHeavyTail, num_elements, 4)}, 3);
-    });
+  const auto check = [=](const CodingShape& shape, const std::string& name) {
+    add_test("Codecs", name + ", NaN and Inf", [=] { compare(shape, pieces_with_other_numbers(num_elements), 3); });
   };
   for (const CodingShape& shape : shapes) {
     check(shape, shape.name());
@@ -167,7 +169,7 @@ void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_eleme
 
 }  // namespace
 
-void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
+void add_codecs(bool is_short) {
   const int64_t some = is_short ? 1025 : 100001;
   const std::vector<int64_t> sizes =
       is_short ? std::vector<int64_t>{0, 1, 63, 64, 65, 127, 129, 511, 513, 1025, 4097}
@@ -176,23 +178,23 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
        {none_shapes(), tagc_shapes(), {tagc_held_back_shape()}, quant_shapes()}) {
     for (const CodingShape& shape : shapes) {  // boundaries are those of a codec, not of its settings
       const bool is_at_end = &shape == &shapes.front() || &shape == &shapes.back();
-      check_sizes(checks, make_gpu, shape, is_at_end || !is_short ? sizes : std::vector<int64_t>{1, 805});
+      check_sizes(shape, is_at_end || !is_short ? sizes : std::vector<int64_t>{1, 805});
     }
-    check_misaligned(checks, make_gpu, shapes.front(), some);
-    check_misaligned(checks, make_gpu, shapes.back(), some);
+    check_misaligned(shapes.front(), some);
+    check_misaligned(shapes.back(), some);
   }
   for (CodingShape shape :
        {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], quant_shapes()[0], quant_shapes().back()}) {
     shape.num_packets = 3;
-    check_sizes(checks, make_gpu, shape, {is_short ? 4099 : 200001});
+    check_sizes(shape, {is_short ? 4099 : 200001});
     shape.num_packets = 35;  // more than are added at once
-    check_sizes(checks, make_gpu, shape, {700});
+    check_sizes(shape, {700});
   }
-  check_data(checks, make_gpu, is_short ? 3001 : 300001);
-  check_not_finite(checks, make_gpu, is_short ? 3001 : 300001);
+  check_data(is_short ? 3001 : 300001);
+  check_not_finite(is_short ? 3001 : 300001);
   if (!is_short) {
-    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(10, .9875)}, {10000003});
-    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(1, .999)}, {1024 * 65536 + 1});
+    check_sizes({.codec = "tagc", .options = tagc_options(10, .9875)}, {10000003});
+    check_sizes({.codec = "tagc", .options = tagc_options(1, .999)}, {1024 * 65536 + 1});
   }
 }
 

@@ -8,7 +8,7 @@
 #include "isthmus/codec.h"
 #include "isthmus/options.h"
 #include "kernels/block/device.h"
-#include "tests/gpu/support/gpu.h"
+#include "tests/cpp/gpu/device/gpu.h"
 
 namespace isthmus::gpu {
 

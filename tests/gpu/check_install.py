@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu.harness.records import FAILED, OK, Check
+from gpu.programs import FAILED, OK, Check
 
 
 def main() -> int:

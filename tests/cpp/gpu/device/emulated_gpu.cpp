@@ -1,27 +1,30 @@
-// The checks on an emulated GPU, whose passes run on groups of emulated threads: check_emulated THREADSxGROUPS
-// [at-once] [arguments of the checks]. Barriers and orders that are missing in a pass are seen here, and by
+// The tests on an emulated GPU, whose passes run on groups of emulated threads: test_device_emulated THREADSxGROUPS
+// [at-once] [--short] [GoogleTest's arguments]. Barriers and orders that are missing in a pass are seen here, and by
 // ThreadSanitizer where threads run at once.
+#include "tests/cpp/emulated/emulated_gpu.h"
+
+#include <gtest/gtest.h>
+
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 
-#include "tests/cpp/emulated/emulated_gpu.h"
-#include "tests/gpu/checks/suites.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
 
 using test::EmulatedDevice;
 
+EmulatedDevice::Cut cut;
+
 class Emulated final : public Gpu {
  public:
-  explicit Emulated(EmulatedDevice::Cut cut) : device_(1, cut) {}
+  Emulated() : device_(1, cut) {}
   ~Emulated() override {
     device_.synchronize();
     for (const std::string& complaint : device_.take_complaints()) {
-      std::printf("the emulated GPU complains: %s\n", complaint.c_str());
-      std::exit(1);
+      ADD_FAILURE() << "the emulated GPU complains: " << complaint;
     }
   }
 
@@ -40,17 +43,20 @@ class Emulated final : public Gpu {
 };
 
 }  // namespace
+
+std::unique_ptr<Gpu> make_gpu() { return std::make_unique<Emulated>(); }
+
 }  // namespace isthmus::gpu
 
 int main(int argc, char** argv) {
-  isthmus::test::EmulatedDevice::Cut cut;
+  auto& cut = isthmus::gpu::cut;
   if (argc < 2 || std::sscanf(argv[1], "%ldx%ld", &cut.num_threads, &cut.max_groups) != 2) {
-    std::fprintf(stderr, "usage: %s THREADSxGROUPS [at-once] [what to check]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s THREADSxGROUPS [at-once] [--short] [GoogleTest's arguments]\n", argv[0]);
     return 2;
   }
   const bool at_once = argc > 2 && std::string(argv[2]) == "at-once";
   cut.threads = at_once ? isthmus::test::EmulatedDevice::Threads::kAtOnce : cut.threads;
   const int taken = at_once ? 2 : 1;
-  return isthmus::gpu::check_main(argc - taken, argv + taken,
-                                  [cut] { return std::make_unique<isthmus::gpu::Emulated>(cut); });
+  argv[taken] = argv[0];
+  return isthmus::gpu::run_tests(argc - taken, argv + taken);
 }

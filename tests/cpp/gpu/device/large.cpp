@@ -4,8 +4,8 @@
 #include <string>
 
 #include "tests/cpp/codec/pieces.h"
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -33,7 +33,7 @@ void require_memory(Gpu& gpu, int64_t num_elements) {
   }
 }
 
-void compare(const MakeGpu& make_gpu, const CodingShape& shape, int64_t num_elements) {
+void compare(const CodingShape& shape, int64_t num_elements) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   require_memory(*gpu, num_elements);
   const Stream stream = gpu->device().lane(Lane::kEncode);
@@ -52,7 +52,7 @@ void compare(const MakeGpu& make_gpu, const CodingShape& shape, int64_t num_elem
 
 }  // namespace
 
-void check_large(Checks& checks, const MakeGpu& make_gpu, bool /*is_short*/) {
+void add_large() {
   constexpr int64_t kBytes = (int64_t{1} << 29) + 1025;     // as float32 more than 2^31 bytes
   constexpr int64_t kElements = (int64_t{1} << 31) + 1025;  // more than 2^31 elements
   const CodingShape none = {.codec = "none", .options = {}, .wire = DataType::kBFloat16, .piece = DataType::kBFloat16};
@@ -60,10 +60,10 @@ void check_large(Checks& checks, const MakeGpu& make_gpu, bool /*is_short*/) {
   const CodingShape quant = {.codec = "quant", .options = quant_options(4), .piece = DataType::kBFloat16};
   CodingShape tagc_bfloat16 = tagc;
   tagc_bfloat16.piece = DataType::kBFloat16;
-  checks.run(tagc.name() + ", 2^29 + 1025 elements", [&] { compare(make_gpu, tagc, kBytes); });
-  checks.run(none.name() + ", 2^31 + 1025 elements", [&] { compare(make_gpu, none, kElements); });
-  checks.run(quant.name() + ", 2^31 + 1025 elements", [&] { compare(make_gpu, quant, kElements); });
-  checks.run(tagc_bfloat16.name() + ", 2^31 + 1025 elements", [&] { compare(make_gpu, tagc_bfloat16, kElements); });
+  add_test("Large", tagc.name() + ", 2^29 + 1025 elements", [=] { compare(tagc, kBytes); });
+  add_test("Large", none.name() + ", 2^31 + 1025 elements", [=] { compare(none, kElements); });
+  add_test("Large", quant.name() + ", 2^31 + 1025 elements", [=] { compare(quant, kElements); });
+  add_test("Large", tagc_bfloat16.name() + ", 2^31 + 1025 elements", [=] { compare(tagc_bfloat16, kElements); });
 }
 
 }  // namespace isthmus::gpu

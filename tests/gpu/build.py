@@ -15,10 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST = "manifest.json"
 #: What programs and Python files are made of.
-_SOURCES = ("CMakeLists.txt", "cmake", "include", "kernels", "src", "python", "topology", "benchmarks", "tests/gpu")
+_SOURCES = (
+    "CMakeLists.txt",
+    "cmake",
+    "include",
+    "kernels",
+    "src",
+    "python",
+    "topology",
+    "benchmarks",
+    "tests/gpu",
+    "tests/cpp/gpu/device",
+)
 _SUFFIXES = (".cmake", ".h", ".cpp", ".cu", ".cuh", ".in", ".py")
 
 

@@ -6,9 +6,9 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 #include "tests/cpp/support/error_of.h"
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -41,7 +41,7 @@ HostArray drawn(int64_t num_elements, uint32_t seed, DataType dtype) {
 // The CPU and the device with the same data.
 class BothSides {
  public:
-  BothSides(const MakeGpu& make_gpu, const Batch& batch)
+  explicit BothSides(const Batch& batch)
       : batch_(batch),
         gpu_(make_gpu()),
         device_(gpu_->device()),
@@ -194,18 +194,18 @@ std::vector<Batch> batches_of(const std::string& codec) {
 
 }  // namespace
 
-void check_batches(Checks& checks, const MakeGpu& make_gpu, bool /*is_short*/) {
+void add_batches() {
   for (const std::string& codec : codec_names()) {
     for (const Batch& batch : batches_of(codec)) {
-      checks.run("at once: " + batch.name(), [&] {
-        BothSides both(make_gpu, batch);
+      add_test("Codecs", "at once: " + batch.name(), [=] {
+        BothSides both(batch);
         both.compare_packets();
         both.compare_shards();
       });
     }
     for (const int damaged : {0, 2}) {
-      checks.run("at once: " + codec + ", a damaged packet of node " + std::to_string(damaged),
-                 [&] { BothSides(make_gpu, {.codec = codec, .node = 1}).compare_shards(damaged); });
+      add_test("Codecs", "at once: " + codec + ", a damaged packet of node " + std::to_string(damaged),
+               [=] { BothSides({.codec = codec, .node = 1}).compare_shards(damaged); });
     }
   }
 }

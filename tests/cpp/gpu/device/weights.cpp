@@ -9,7 +9,7 @@
 
 #include "codec/weights/weight_coder.h"
 #include "kernels/weights/job.h"
-#include "tests/gpu/checks/suites.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -49,7 +49,7 @@ WeightHeader header_of(const Rail& rail, int64_t node) {
 }
 
 // Both nodes encode, and the second one decodes.
-void gather(const MakeGpu& make_gpu, const Rail& rail) {
+void gather(const Rail& rail) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   Device& device = gpu->device();
   const std::unique_ptr<WeightCoder> coder = make_weight_coder(device);
@@ -101,7 +101,7 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
 
 }  // namespace
 
-void check_weights(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
+void add_weights(bool is_short) {
   const std::vector<int64_t> sizes =
       is_short ? std::vector<int64_t>{0, 1, 17, 1025, 16'385}
                : std::vector<int64_t>{0, 1, 16, 17, 1023, 16'384, 16'385, 1'000'003, 20'000'000};
@@ -109,8 +109,8 @@ void check_weights(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
     for (const int64_t size : sizes) {
       const std::string what = "weights, " + std::to_string(size) + " elements of " + to_string(dtype);
       for (const float distance : {1e-3F, 0.F, 1e-5F, 10.F}) {
-        checks.run(what + " moved by about " + std::to_string(distance),
-                   [&] { gather(make_gpu, make_rail(size, dtype, distance)); });
+        add_test("Codecs", what + " moved by about " + std::to_string(distance),
+                 [=] { gather(make_rail(size, dtype, distance)); });
         if (is_short && size > 2000 && distance == 0) {
           break;
         }

@@ -4,9 +4,9 @@
 
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 #include "tests/cpp/support/error_of.h"
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -16,7 +16,7 @@ constexpr int64_t kHeaderBytes = 48;
 
 // Encodes on both sides, has `damage` change both packets' bytes and the context, decodes on both.
 using Damage = std::function<void(uint8_t* packets, int64_t packet_bytes, PacketContext& context)>;
-void compare(const MakeGpu& make_gpu, const CodingShape& shape, const Damage& damage, bool to_places) {
+void compare(const CodingShape& shape, const Damage& damage, bool to_places) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   Device& device = gpu->device();
   const Stream stream = device.lane(Lane::kDecode);
@@ -54,21 +54,21 @@ Damage flip(int packet, const std::function<int64_t(int64_t packet_bytes)>& byte
   };
 }
 
-void check_flips(Checks& checks, const MakeGpu& make_gpu, CodingShape shape) {
-  checks.run(shape.name() + ": each damaged byte of a header", [&] {
+void check_flips(CodingShape shape) {
+  add_test("Device", shape.name() + ": each damaged byte of a header", [=] {
     for (int64_t byte = 0; byte < kHeaderBytes; ++byte) {
-      compare(make_gpu, shape, flip(0, [=](int64_t) { return byte; }), /*to_places=*/false);
+      compare(shape, flip(0, [=](int64_t) { return byte; }), /*to_places=*/false);
     }
   });
   for (const int num_packets : {1, 3, 33}) {  // more than are added at once
     shape.num_packets = num_packets;
     for (const int packet : {0, num_packets - 1}) {
-      checks.run(shape.name() + ": damaged bytes of packet " + std::to_string(packet), [&] {
+      add_test("Device", shape.name() + ": damaged bytes of packet " + std::to_string(packet), [=] {
         for (const double where : {.1, .15, .3, .5, .9, 1.}) {
           const auto byte = [=](int64_t bytes) { return static_cast<int64_t>(where * static_cast<double>(bytes - 1)); };
-          compare(make_gpu, shape, flip(packet, byte), /*to_places=*/false);
+          compare(shape, flip(packet, byte), /*to_places=*/false);
           if (num_packets == 3) {
-            compare(make_gpu, shape, flip(packet, byte), /*to_places=*/true);
+            compare(shape, flip(packet, byte), /*to_places=*/true);
           }
         }
       });
@@ -78,7 +78,7 @@ void check_flips(Checks& checks, const MakeGpu& make_gpu, CodingShape shape) {
 
 }  // namespace
 
-void check_faults(Checks& checks, const MakeGpu& make_gpu, bool /*is_short*/) {
+void add_faults() {
   const CodingShape shapes[] = {{.codec = "none", .options = {}, .wire = DataType::kBFloat16},
                                 {.codec = "tagc", .options = tagc_options(4, .9)},
                                 {.codec = "quant", .options = quant_options(4)}};
@@ -89,12 +89,12 @@ void check_faults(Checks& checks, const MakeGpu& make_gpu, bool /*is_short*/) {
       {"another node", [](PacketContext& context) { context.sender = 3; }}};
   for (const CodingShape& shape : shapes) {
     for (const auto& [what, change] : others) {
-      const auto damage = [&, change = change](uint8_t* /*packets*/, int64_t /*packet_bytes*/, PacketContext& context) {
+      const auto damage = [change = change](uint8_t* /*packets*/, int64_t /*packet_bytes*/, PacketContext& context) {
         change(context);
       };
-      checks.run(shape.name() + ": " + what, [&] { compare(make_gpu, shape, damage, /*to_places=*/false); });
+      add_test("Device", shape.name() + ": " + what, [=] { compare(shape, damage, /*to_places=*/false); });
     }
-    check_flips(checks, make_gpu, shape);
+    check_flips(shape);
   }
 }
 

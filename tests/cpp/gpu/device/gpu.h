@@ -1,5 +1,5 @@
-// A Device, and what Device leaves to those who use it: streams of their own, graphs, waiting. Checks are written
-// against this, so that they run on a GPU and, in tests, on an emulated one.
+// A Device, and what Device leaves to those who use it: streams of their own, graphs, waiting. Tests are written
+// against this, so that they run on a GPU and on an emulated one.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class Gpu {
   virtual int64_t free_bytes() = 0;
 };
 
-// A fresh one each time: faults are sticky.
-using MakeGpu = std::function<std::unique_ptr<Gpu>()>;
+// A fresh one each time: faults are sticky. The program has it: the first CUDA device, or an emulated GPU.
+std::unique_ptr<Gpu> make_gpu();
 
 }  // namespace isthmus::gpu

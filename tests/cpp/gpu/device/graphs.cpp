@@ -2,14 +2,14 @@
 #include <string>
 
 #include "tests/cpp/codec/pieces.h"
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
 
 // Encode on one lane, decode on another, as the communicator has it.
-void replay(const MakeGpu& make_gpu, const CodingShape& shape, int64_t num_elements) {
+void replay(const CodingShape& shape, int64_t num_elements) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   Device& device = gpu->device();
   const Stream caller = gpu->make_stream();
@@ -42,7 +42,7 @@ void replay(const MakeGpu& make_gpu, const CodingShape& shape, int64_t num_eleme
 
 }  // namespace
 
-void check_graphs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
+void add_graphs(bool is_short) {
   const CodingShape shapes[] = {
       {.codec = "none", .options = {}, .wire = DataType::kFloat32},
       {.codec = "none", .options = {}, .wire = DataType::kBFloat16, .piece = DataType::kBFloat16},
@@ -52,8 +52,8 @@ void check_graphs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
       {.codec = "quant", .options = quant_options(1, true)}};
   for (const CodingShape& shape : shapes) {
     for (const int64_t num_elements : {int64_t{1}, is_short ? int64_t{3001} : int64_t{400001}}) {
-      checks.run(shape.name() + ", " + std::to_string(num_elements) + " elements: four replays",
-                 [&] { replay(make_gpu, shape, num_elements); });
+      add_test("Graphs", shape.name() + ", " + std::to_string(num_elements) + " elements: four replays",
+               [=] { replay(shape, num_elements); });
     }
   }
 }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tests/cpp/codec/pieces.h"
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -55,7 +55,7 @@ Coding<Array> make_coding(const TagcFlat& flat, int64_t elements, DataType dtype
 }
 
 // The same gradient at each of some steps: residuals differ.
-void compare(const MakeGpu& make_gpu, const Options& options, const HostArray& gradient, int num_steps) {
+void compare(const Options& options, const HostArray& gradient, int num_steps) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   const std::shared_ptr<Device> cpu = make_host_device();
   const Stream stream = gpu->device().lane(Lane::kEncode);
@@ -109,33 +109,39 @@ Options flat_options(double ratio, double sparsity) {
 
 }  // namespace
 
-void check_flat(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
-  const auto check = [&](const Options& options, const std::string& what, const std::vector<float>& values,
-                         DataType dtype = DataType::kFloat32) {
-    checks.run(name_of(options, dtype) + ", " + what, [&] { compare(make_gpu, options, HostArray(values, dtype), 2); });
+void add_flat(bool is_short) {
+  const auto check = [](const Options& options, const std::string& what,
+                        const std::function<std::vector<float>()>& values, DataType dtype = DataType::kFloat32) {
+    add_test("Codecs", name_of(options, dtype) + ", " + what, [=] { compare(options, HostArray(values(), dtype), 2); });
+  };
+  const auto piece = [](Data data, int64_t shard_elements, uint32_t seed) {
+    return [=] { return make_piece(data, kChunks * shard_elements, seed); };
   };
   const std::vector<int64_t> sizes = is_short ? std::vector<int64_t>{1, 63, 65, 1025}
                                               : std::vector<int64_t>{1, 63, 64, 65, 1025, 4097, 300001, 1048577};
   const Options all_settings[] = {flat_options(2, .8), flat_options(10, .9875)};
   for (const Options& options : all_settings) {
     for (const int64_t elements : sizes) {
-      check(options, std::to_string(elements) + " elements", make_piece(Data::kHeavyTail, kChunks * elements, 2));
+      check(options, std::to_string(elements) + " elements", piece(Data::kHeavyTail, elements, 2));
     }
   }
   const int64_t some = is_short ? 2001 : 300001;
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
-    check(all_settings[0], "16 bits", make_piece(Data::kHeavyTail, kChunks * some, 4), dtype);
+    check(all_settings[0], "16 bits", piece(Data::kHeavyTail, some, 4), dtype);
   }
   for (const Data data : all_data()) {
-    check(flat_options(4, .9), to_string(data), make_piece(data, kChunks * some, 3));
+    check(flat_options(4, .9), to_string(data), piece(data, some, 3));
   }
-  check(flat_options(10, 0), "nothing peels", make_piece(Data::kHeavyTail, kChunks * some, 5));
-  std::vector<float> values = make_piece(Data::kHeavyTail, kChunks * some, 6);
-  values[5] = values[static_cast<size_t>(some) + 70] = kNan;
-  values[values.size() / 2] = kInfinity;
-  values.back() = -kInfinity;
+  check(flat_options(10, 0), "nothing peels", piece(Data::kHeavyTail, some, 5));
+  const auto not_finite = [=] {
+    std::vector<float> values = make_piece(Data::kHeavyTail, kChunks * some, 6);
+    values[5] = values[static_cast<size_t>(some) + 70] = kNan;
+    values[values.size() / 2] = kInfinity;
+    values.back() = -kInfinity;
+    return values;
+  };
   for (const Options& options : all_settings) {
-    check(options, "NaN and Inf", values);
+    check(options, "NaN and Inf", not_finite);
   }
 }
 

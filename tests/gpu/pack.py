@@ -1,4 +1,4 @@
-"""python -m gpu.harness.pack BUILD OUTPUT: put what steps run into one folder, to be carried to a machine with a GPU.
+"""python -m gpu.pack BUILD OUTPUT: put what steps run into one folder, to be carried to a machine with a GPU.
 
 BUILD is CMake's folder of an installation into this Python. Torch, CUDA's driver and NCCL are found there.
 """
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu.harness import build as how
-from gpu.harness import machine
-from gpu.harness.build import REPOSITORY, Places, built_program
+from gpu import build as how
+from gpu import machine
+from gpu.build import REPOSITORY, Places, built_program
 
-PROGRAMS = ("check_cuda", "bench_cuda")
+PROGRAMS = ("test_device_cuda", "bench_cuda")
 #: What makes simulated nodes and shapes their links, for machines that lack it.
 TOOLS = ("ip", "tc")
 #: Runs a tool with the libraries that lie beside it, which no other program shall find.
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 def main() -> int:
     """Return the exit status: 1 where the folder is larger than the limit."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.harness.pack")
+    parser = argparse.ArgumentParser(prog="python -m gpu.pack")
     parser.add_argument("build", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--limit-mib", type=float, default=56, help="64 may be carried, sources among them")
@@ -61,7 +61,7 @@ def pack(build: Path, output: Path) -> None:
         run("strip", "--strip-unneeded", str(programs / name))
     # C++'s library, too: that of an older system lacks what these programs need.
     for library in ("libcudart", r"libstdc\+\+", "libgcc_s"):
-        shutil.copy2(library_of(built_program(build, "check_cuda"), library), programs)
+        shutil.copy2(library_of(built_program(build, "test_device_cuda"), library), programs)
     pack_tools(programs)
     manifest = manifest_of(build) | {"glibc": glibc_of(output)}
     (output / how.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")

@@ -1,4 +1,4 @@
-#include "tests/gpu/support/coding.h"
+#include "tests/cpp/gpu/device/coding.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "isthmus/error.h"
+#include "tests/cpp/gpu/device/tests.h"
 #include "tests/cpp/support/error_of.h"
-#include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/gpu/support/cuda_gpu.h"
+#include "tests/cpp/gpu/device/cuda_gpu.h"
 
 #include <cstdio>
 #include <exception>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/cuda_device.h"
-#include "tests/gpu/support/checks.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -76,7 +76,7 @@ void check_cuda(cudaError_t result, const char* call) {
   require(result == cudaSuccess, std::string(call) + ": " + cudaGetErrorString(result));
 }
 
-std::unique_ptr<Gpu> make_cuda_gpu() { return std::make_unique<CudaGpu>(); }
+std::unique_ptr<Gpu> make_gpu() { return std::make_unique<CudaGpu>(); }
 
 int main_on_cuda(const std::function<int()>& body) {
   int num_devices = 0;

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu.harness.build import REPOSITORY
+from gpu.build import REPOSITORY
 
 # In a process of its own: what is broken in a driver breaks no more than this.
 _ASK_TORCH = """

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <thread>
 
-#include "tests/gpu/checks/suites.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -71,12 +71,11 @@ void check_lanes(Gpu& gpu) {
 
 }  // namespace
 
-void check_order(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
-  const std::unique_ptr<Gpu> gpu = make_gpu();
+void add_order(bool is_short) {
   const int64_t num_elements = is_short ? 1025 : kManyElements;
-  checks.run("lanes are streams of their own", [&] { check_lanes(*gpu); });
-  checks.run("lanes by turns", [&] { check_ping_pong(*gpu, num_elements); });
-  checks.run("events", [&] { check_events(*gpu, num_elements); });
+  add_test("Device", "lanes are streams of their own", [] { check_lanes(*make_gpu()); });
+  add_test("Device", "lanes by turns", [=] { check_ping_pong(*make_gpu(), num_elements); });
+  add_test("Device", "events", [=] { check_events(*make_gpu(), num_elements); });
 }
 
 }  // namespace isthmus::gpu

@@ -9,8 +9,8 @@
 #include <random>
 #include <string>
 
-#include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/coding.h"
+#include "tests/cpp/gpu/device/coding.h"
+#include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -119,46 +119,49 @@ void check_clear(Device& device) {
 
 }  // namespace
 
-void check_arithmetic(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
-  const std::unique_ptr<Gpu> gpu = make_gpu();
-  Device& device = gpu->device();
+void add_arithmetic(bool is_short) {
   const int64_t many = is_short ? 5003 : 1000003;
   for (const DataType in : kTypes) {
     for (const DataType out : kTypes) {
-      checks.run("convert, " + pair_name(in, out), [&] {
+      add_test("Device", "convert, " + pair_name(in, out), [=] {
+        const std::unique_ptr<Gpu> gpu = make_gpu();
         for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{7}, int64_t{1025}, many}) {
-          compare_conversion(device, in, out, num_elements, 0);
+          compare_conversion(gpu->device(), in, out, num_elements, 0);
         }
-        compare_conversion(device, in, out, 1025, 1);
-        compare_conversion(device, in, out, 1025, 3);
+        compare_conversion(gpu->device(), in, out, 1025, 1);
+        compare_conversion(gpu->device(), in, out, 1025, 3);
       });
-      checks.run("convert_scaled, " + pair_name(in, out), [&] {
+      add_test("Device", "convert_scaled, " + pair_name(in, out), [=] {
+        const std::unique_ptr<Gpu> gpu = make_gpu();
         for (const double scale : {.25, 1.0 / 3.0, 1e-30, 1e30}) {
-          compare_conversion(device, in, out, 1025, 0, scale);
+          compare_conversion(gpu->device(), in, out, 1025, 0, scale);
         }
-        compare_conversion(device, in, out, many, 0, 1.0 / 6.0);
+        compare_conversion(gpu->device(), in, out, many, 0, 1.0 / 6.0);
       });
     }
   }
-  checks.run("multiply", [&] {
+  add_test("Device", "multiply", [=] {
+    const std::unique_ptr<Gpu> gpu = make_gpu();
     for (const double factor : {2.0, 1.0 / 3.0, 1e30, 1e-30}) {
-      compare_product(device, 1, factor);
-      compare_product(device, many, factor);
+      compare_product(gpu->device(), 1, factor);
+      compare_product(gpu->device(), many, factor);
     }
   });
-  checks.run("add", [&] {
+  add_test("Device", "add", [=] {
+    const std::unique_ptr<Gpu> gpu = make_gpu();
     for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{5}, many}) {
-      compare_sum(device, num_elements, 0);
-      compare_sum(device, num_elements, 1);
+      compare_sum(gpu->device(), num_elements, 0);
+      compare_sum(gpu->device(), num_elements, 1);
     }
   });
-  checks.run("squared errors", [&] {
+  add_test("Device", "squared errors", [=] {
+    const std::unique_ptr<Gpu> gpu = make_gpu();
     for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{1025}, many}) {
       compare_squared_errors(*gpu, num_elements, 0);
       compare_squared_errors(*gpu, num_elements, 1);
     }
   });
-  checks.run("clear", [&] { check_clear(device); });
+  add_test("Device", "clear", [] { check_clear(make_gpu()->device()); });
 }
 
 }  // namespace isthmus::gpu

@@ -1,1 +1,0 @@
-"""Builds, runs programs with a time limit each, and reports what they say of themselves."""
