@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from isthmus import native
 from isthmus.backends import backends_of
 from isthmus.job import is_first_rank, this_job, warn_once
-from isthmus.report.statistics import note_on_replaced, sum_of
+from isthmus.report import advice
+from isthmus.report.statistics import sum_of
 from isthmus.torch_private.groups import all_groups
 from isthmus.units.collectives import replaced_collectives
 from isthmus.units.prepare import prepared_by_programs
@@ -50,7 +51,7 @@ def look(is_first: bool) -> None:
             warn_once(text)
     warn_of_replaced_collectives()
     # On the rank that met residuals that were dropped after gradients far larger than before.
-    notes = (native.load().spikes_note(found["codec"]["spikes"]) for _, found in groups)
+    notes = (advice.on_spikes(found["codec"]["spikes"]) for _, found in groups)
     warn_once(next(filter(None, notes), ""), "spikes")
     late = behind_since_last_look([found for _, found in groups])
     if not is_first:  # ranks begin their first steps at different times
@@ -60,36 +61,26 @@ def look(is_first: bool) -> None:
 def warn_of_replaced_collectives() -> None:
     """Say on rank 0 which units of FSDP2 have lost Isthmus's collectives to others."""
     if is_first_rank():
-        warn_once(note_on_replaced(replaced_collectives()))
+        warn_once(advice.on_replaced(replaced_collectives()))
 
 
 def _gradients(groups: Sequence[Group]) -> str:
     asked = [(backend, found) for backend, found in groups if backend.options.codec != "none"]
     if any(found["compressed_calls"] for _, found in asked):
         return ""
-    reasons = [reason for backend, _ in asked for reason in _reasons(backend)]
+    reasons = [
+        reason
+        for backend, found in asked
+        for reason in advice.on_exact(found["exact_calls"], backend.options.min_elements)
+    ]
     return f"no gradient was compressed in the first two steps: {max(reasons)[1]}" if reasons else ""
-
-
-def _reasons(backend: _C.Backend) -> Iterator[tuple[int, str]]:
-    """How many reductions stayed exact, and why."""
-    core = native.load()
-    for reason, calls in backend.exact_calls().items():
-        if reason == core.Reason.TOO_SMALL:
-            least = backend.options.min_elements
-            yield calls, f"exact reductions: {calls} of fewer elements than min_elements={least}: set a smaller one"
-        elif note := core.exact_note(reason, calls):
-            yield calls, note
 
 
 def _weights(groups: Sequence[Group]) -> str:
     asked = [found for backend, found in groups if backend.options.sends_differences]
     if not asked or any(found["weights"]["gathers"] for found in asked):
         return ""
-    return (
-        "option weights=delta changed nothing in the first two steps: it is for parameters that FSDP gathers, "
-        "min_elements or more at once (DDP gathers none)"
-    )
+    return advice.ON_PLAIN_WEIGHTS
 
 
 def _unmatched_globs(groups: Sequence[Group]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from isthmus.backends import backend_of, backends_of
+from isthmus.report import advice
 from isthmus.torch_private.groups import all_groups
 from isthmus.units.collectives import replaced_collectives
 from isthmus.units.prepared import PreparedUnit, units_of_groups
@@ -77,23 +78,17 @@ def _stats(backend: _C.Backend) -> dict[str, Any]:
         return backend in backends_of(unit.unit.process_groups)
 
     reasons = Counter(unit.kept for unit in units_of_groups.values() if unit.kept and is_its(unit))
-    found["notes"] += [
-        f"units of FSDP2 that keep their collectives, whose reductions do not overlap on a GPU: {number}, as each "
-        f"{reason}"
-        for reason, number in reasons.items()
+    replaced = ((unit, others) for unit, others in replaced_collectives() if is_its(unit))
+    has_two_tiers = not found["one_tier"]
+    notes = [
+        "shut down" if has_two_tiers and "cpu" not in found["devices"] else "",
+        *(note for _, note in advice.on_exact(found["exact_calls"]) if has_two_tiers),
+        advice.on_spikes(found["codec"]["spikes"]),
+        *advice.on_kept(reasons),
+        advice.on_replaced(replaced),
     ]
-    replaced = note_on_replaced((unit, others) for unit, others in replaced_collectives() if is_its(unit))
-    found["notes"] += [replaced] if replaced else []
+    found["notes"] = [note for note in notes if note]
     return found
-
-
-def note_on_replaced(replaced: Iterable[tuple[PreparedUnit, str]]) -> str:
-    """Name units whose collectives are not Isthmus's any more, "" if there are none."""
-    units = ", ".join(sorted(f"{unit.full_name} ({others})" for unit, others in replaced))
-    return units and (
-        "the program replaced collectives of FSDP2 that Isthmus had handed out, and what they move is not compressed: "
-        f"{units}. Set yours before isthmus.prepare or isthmus.attach, which then say so, or leave them out"
-    )
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:

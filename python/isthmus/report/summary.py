@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.backends import options_without_effect
 from isthmus.job import trains_with_muon
+from isthmus.report.advice import to_try
 from isthmus.report.explain import why_exact
 from isthmus.report.looks import TIERS, in_words
 from isthmus.report.statistics import named_backends, stats
@@ -107,11 +108,7 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
     else:
         yield from found["notes"]
     yield from hints
-    coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
-    loses_under_muon = any("bits=8" not in settings for settings in coded) and trains_with_muon()
-    yield from _advice(found, crossed, advises_fewer_bits=not loses_under_muon)
-    if loses_under_muon:
-        yield "this process trains with Muon, which loses less with bits=8: docs/choosing.md"
+    yield from to_try(found, crossed, trains_with_muon=trains_with_muon())
 
 
 def _seconds(found: dict[str, Any]) -> Iterator[str]:
@@ -163,29 +160,6 @@ def _line_of(what: str, settings: str, reason: str, units: Sequence[dict[str, An
         weighted = sum(unit["relative_squared_error"] * unit["num_elements"] for unit in measured)
         line += f", relative squared error {weighted / _elements(measured):.2g}"
     return line
-
-
-def _advice(found: dict[str, Any], crossed: Crossing, *, advises_fewer_bits: bool) -> Iterator[str]:
-    """What dominates, and what to try."""
-    if not crossed.sent_bytes:
-        return
-    if found["ran_s"] and found["waited_s"] < 0.1 * found["ran_s"]:
-        yield "to try: nothing. Less than a tenth of communication is waited for, as far as wait() shows"
-    elif crossed.weights_share > 0.5:
-        differences = "" if found["weights"]["gathers"] else ', weights="delta" (differences)'  # in use already
-        yield (
-            f"weights are {crossed.weights_share:.0%} of what crosses through Isthmus. To try: HSDP (no weights "
-            f"cross), reshard_after_forward=<ranks of a node> (once a step){differences}: docs/choosing.md"
-        )
-    elif crossed.gradients_share < 0.5 and crossed.by_world:
-        most = max(crossed.by_world, key=crossed.by_world.__getitem__)
-        yield f"{most} is {crossed.by_world[most] / crossed.sent_bytes:.0%} of what crosses through Isthmus, and exact"
-    elif found["compressed_calls"]:
-        fewer_bits = "fewer bits, or " if advises_fewer_bits else ""
-        yield (
-            f"gradients are {crossed.gradients_share:.0%} of what crosses through Isthmus. To try where steps wait "
-            f"for the link: {fewer_bits}fewer reductions by accumulating gradients: docs/choosing.md"
-        )
 
 
 def _bytes(count: int) -> str:

@@ -59,13 +59,7 @@ struct BackendStats {
   double ran_s = 0;                               // see SideStats
   double waited_s = 0;
   std::string one_tier;  // why the group has no two tiers; empty: it has
-  std::vector<std::string> notes;
 };
-
-// What to do about reductions that stayed exact; empty: nothing.
-std::string exact_note(Reason reason, int64_t calls);
-// What to do about residuals that were dropped; empty: none was.
-std::string spikes_note(int64_t spikes);
 
 // Shuts down every backend of this process that still runs. Called at the interpreter's exit.
 void shutdown_all();

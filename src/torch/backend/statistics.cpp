@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "isthmus/error.h"
 #include "torch/backend/backend.h"
 #include "torch/base/interpreter.h"
 
@@ -27,59 +26,7 @@ void add(const Stats& device, Stats& total) {
   total.units.insert(device.units.begin(), device.units.end());
 }
 
-std::vector<std::string> notes_on(const BackendStats& stats) {
-  std::vector<std::string> notes;
-  if (!stats.devices.contains("cpu")) {
-    notes.emplace_back("shut down");
-  }
-  for (const auto& [reason, calls] : stats.path.exact_calls) {
-    notes.push_back(exact_note(reason, calls));
-  }
-  notes.push_back(spikes_note(stats.path.codec.spikes));
-  std::erase(notes, "");
-  return notes;
-}
-
 }  // namespace
-
-std::string exact_note(Reason reason, int64_t calls) {
-  static const std::map<Reason, const char*> texts = {
-      {Reason::kNotLabelled,
-       "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
-       "gradients=\"backward\" if all reductions in backward passes of this group are (compiled graphs need that)"},
-      {Reason::kMixedCopies,
-       "of units in which tensor parallelism splits some parameters and copies others: give those that it copies "
-       "(norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])"},
-      {Reason::kUnknownCopies,
-       "of units over a mesh that leaves ranks of the job out, as one of DeviceMesh.from_group does: these may reduce "
-       "copies of the same parameters, as under tensor parallelism, and must get the same bits. Cut the mesh out of "
-       "one "
-       "over all ranks, init_device_mesh(...)[\"dp\"]"},
-      {Reason::kWhoseResidual,
-       "in backward passes, because nothing says whose gradients they are, and another's residual must not be added to "
-       "them: call isthmus.prepare(model), or take a codec that keeps none (quant)"},
-      {Reason::kMayHoldCopies,
-       "in backward passes, because nothing says whose gradients they are: ranks outside of this group may reduce "
-       "copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
-       "isthmus.prepare(model)"},
-      {Reason::kOwnReduceScatter,
-       "that a reduce-scatter of the program's own made of other tensors than FSDP2's (set_custom_reduce_scatter): "
-       "name "
-       "them in it, with isthmus.unit(\"name\"), or leave it out"},
-      {Reason::kNotFsdps,
-       "inside of FSDP's reduction that hooks of yours made (an optimizer in the backward pass), which is as it should "
-       "be. If there are no such hooks, do not compile the backward pass, or report the version of torch"}};
-  const auto found = texts.find(reason);
-  return found == texts.end() ? "" : detail::concatenate("exact reductions: ", calls, ' ', found->second);
-}
-
-std::string spikes_note(int64_t spikes) {
-  return spikes == 0 ? ""
-                     : detail::concatenate("residuals dropped: ", spikes,
-                                           " times, as gradients were far larger than before. If the program throws "
-                                           "such steps away, let it call isthmus.begin_step(model) and "
-                                           "isthmus.skip_step(model)");
-}
 
 BackendStats BackendIsthmus::stats() {
   const WithoutGil without_gil;
@@ -103,9 +50,7 @@ BackendStats BackendIsthmus::stats() {
   if (!group_.two_tier()) {
     stats.one_tier =
         "no two-tier path: it needs several nodes with equally many ranks, and this group has " + stats.node_map;
-    return stats;
   }
-  stats.notes = notes_on(stats);
   return stats;
 }
 

@@ -260,7 +260,7 @@ py::dict to_dict(const BackendStats& stats) {
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
                   "options"_a = stats.options, "calls"_a = stats.calls, "world"_a = to_dict(stats.world),
                   **to_dict(stats.path), "ran_s"_a = stats.ran_s, "waited_s"_a = stats.waited_s, "devices"_a = devices,
-                  "one_tier"_a = stats.one_tier, "notes"_a = stats.notes);
+                  "one_tier"_a = stats.one_tier);
 }
 
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -291,7 +291,6 @@ void bind_backend(py::module_& module) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
                              })
       .def("stats", [](BackendIsthmus& backend) { return to_dict(backend.stats()); })
-      .def("exact_calls", [](BackendIsthmus& backend) { return backend.stats().path.exact_calls; })
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
       .def_property_readonly("failure", &BackendIsthmus::failure)
       // With NCCL, ranks outside a new group take part in making it; here they do nothing.
@@ -309,8 +308,6 @@ void bind_reasons(py::module_& module) {
   ISTHMUS_REASONS(ISTHMUS_VALUE)
 #undef ISTHMUS_VALUE
   type.def_property_readonly("text", [](Reason reason) { return to_string(reason); });
-  module.def("exact_note", &exact_note);
-  module.def("spikes_note", &spikes_note);
 }
 
 void bind_errors(py::module_& module) {
