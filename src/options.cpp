@@ -115,7 +115,7 @@ std::vector<OptionField> last_rows() {
       rows::count_field("replica_interval", &Options::replica_interval, 0,
                         "Gathers of a unit, with weights=delta, between comparisons of what ranks hold; 0: none."),
       rows::count_field("max_units", &Options::max_units, 1,
-                        "Units whose state is kept; further ones are exact, and counted."),
+                        "Units that no model holds whose state is kept; further ones are exact, and counted."),
       {.name = "device_timings",
        .range = "1, true, yes, 0, false or no",
        .help = "On a GPU: time each phase, by events around it.",

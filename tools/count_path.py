@@ -25,6 +25,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "counted"
 LAST = "isthmus::accumulate("
+# An editable install keeps the path of its folder; a clone may be called isthmus, and hold torch.
+PACKAGES = tuple(f"{ROOT / folder}/" for folder in ("python/isthmus", "benchmarks"))
 
 # Notes each function once, in the order in which they are first entered on any thread, until `last` is entered.
 HOOKS = """
@@ -106,7 +108,7 @@ def count_on(rank: int, store: str) -> None:
             counts.value = True
         elif code.co_name == "foreach_reduce" and event == "return":
             sys.setprofile(None)
-        elif event == "call" and counts.value and "/isthmus/" in code.co_filename:
+        elif event == "call" and counts.value and code.co_filename.startswith(PACKAGES):
             name = code.co_qualname.replace("<locals>.", "")
             entered[str(Path(code.co_filename).resolve().relative_to(ROOT)), re.sub(r"\.<\w+>$", "", name)] = None
 

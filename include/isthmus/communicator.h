@@ -45,8 +45,8 @@ using WeightGatherPtr = std::shared_ptr<WeightGather>;
 // throw_if_faulted() throws it.
 //
 // Collectives can be captured into a CUDA graph once each unit has been reduced outside a graph. Graphs of one
-// communicator are replayed one after another. Their units keep the scale they had, and are neither loaded nor cleared
-// while the graph is in use. Methods of units() take no `stream` and are not ordered with replays: the caller waits for
+// communicator are replayed one after another. Their units keep the scale they had, and are held while the graph is in
+// use. Methods of units() take no `stream` and are not ordered with replays: the caller waits for
 // replays first.
 //
 // Wrong arguments throw Error before anything is sent, and the communicator stays usable. Any other exception aborts
@@ -82,14 +82,14 @@ class Communicator {
 
   // Gathers a unit's weights. Between nodes only the bit-exact difference to the unit's previous gather crosses, or
   // nothing where they are equal (docs/weights.md). It keeps a copy of the shards of this rank's rail in memory. The
-  // weights cross whole in the unit's first gather, beyond max_units units, where another rank has nothing to compare
-  // with, and in CUDA graphs. Such gathers are counted by reason. It is the three calls below, one after the other.
+  // weights cross whole in the unit's first gather, where another rank has nothing to compare with, and in CUDA graphs.
+  // Such gathers are counted by reason. It is the three calls below, one after the other.
   // unit: collective kAllGather; num_elements and dtype of `gathered`.
-  EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
+  EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream = {});
 
   // The first half: what `shard` differs by is encoded, and the nodes exchange headers. Both buffers stay as they are
   // until the gather is finished or given up.
-  WeightGatherPtr begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
+  WeightGatherPtr begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream = {});
   // On a GPU, waits until the host has all nodes' headers, or the communicator is aborted. Any thread may call it.
   void wait_for_headers(const WeightGather& gather);
   // The second half, after wait_for_headers(): packets cross, and the shards are gathered within the node. A second
@@ -97,8 +97,6 @@ class Communicator {
   // halves. One that is destroyed instead, on all ranks, has no second half. Throws Error if the unit was begun again
   // and finished since.
   EventPtr finish_gather_weights(WeightGather& gather);
-  // Frees the memory of the units with that name. Each rank may do so by itself: a later gather crosses whole.
-  void drop_weights(const std::string& name);
 
   // The running phase, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...; "idle"
   // between calls. After a failure: the phase that failed.

@@ -37,7 +37,7 @@ struct Options {
   int64_t min_elements = 65536;  // smaller collectives (by their whole input) are reduced and gathered plainly
   WeightForm weights = WeightForm::kPlain;  // how gathers of parameters cross between nodes
   int64_t replica_interval = 100;           // weights=delta: gathers of a unit between comparisons of replicas; 0: none
-  int64_t max_units = 4096;                 // most units that keep state; further ones are exact and counted
+  int64_t max_units = 4096;                 // most units with state that nobody holds; further ones are exact, counted
   bool device_timings = false;              // GPU: statistics have the seconds of each phase, from events around it
   std::string log = "warning";              // debug, info, warning, error
 

@@ -27,6 +27,7 @@ namespace isthmus {
   row(kTooSmall, TOO_SMALL, "below min_elements")                                                                    \
   row(kExcluded, EXCLUDED, "excluded by policy (units)")                                                             \
   row(kTooManyUnits, TOO_MANY_UNITS, "more than max_units units")                                                    \
+  row(kResidualRests, RESIDUAL_RESTS, "a parameter has no gradient, and the residual rests")                         \
   row(kTakesResidual, TAKES_RESIDUAL, "takes the residual along")                                                    \
   row(kWhoseResidual, WHOSE_RESIDUAL, "unknown parameters, and the codec keeps a residual")                          \
   row(kDenseStart, DENSE_START, "dense start")                                                                       \

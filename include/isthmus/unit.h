@@ -1,4 +1,4 @@
-// Units, which reduce gradients, and their state. See docs/algorithms.md, "Units".
+// Units, which reduce gradients and gather weights, and their state. See docs/algorithms.md, "Units".
 #pragma once
 
 #include <compare>
@@ -23,8 +23,8 @@ struct Section {
   bool operator==(const Section&) const = default;
 };
 
-// The parameters that have gradients in a reduction, in the order of their elements in each row. A reduce-scatter has
-// one row for each rank, an all-reduce has one row. Immutable.
+// Parameters in the order of their elements in each row of a tensor that is reduced. A reduce-scatter has one row for
+// each rank, an all-reduce has one row. Immutable.
 class Sections {
  public:
   explicit Sections(std::vector<Section> sections);
@@ -39,56 +39,47 @@ class Sections {
   uint64_t hash_ = 0;
 };
 
-// Identifies what issues one gradient reduction in each step. All members but `owner` are equal on all ranks.
+// What a unit is: equal on all ranks.
 struct UnitKey {
   std::string name;          // for people and for the policy
-  int64_t num_elements = 0;  // of the whole input: another size makes another unit
+  int64_t num_elements = 0;  // of the whole input, where all its parameters have gradients
   DataType dtype = DataType::kFloat32;
-  Collective collective = Collective::kReduceScatter;  // a unit's all-reduce has state of its own
+  Collective collective = Collective::kReduceScatter;
   uint64_t layout = 0;  // hash of the parameters that the elements belong to, in order; 0: unknown
-  // False: the next reduction with this key may have other parameters, which must not get this one's residual. Codecs
-  // that keep a residual are then not used (kWhoseResidual).
+  // False: the unit's next reduction may have other parameters, which must not get this one's residual. Codecs that
+  // keep a residual are then not used (kWhoseResidual).
   bool may_keep_residual = true;
-  // Set where the parameters are known: all reductions with this name, type and collective then belong to one unit,
-  // whichever parameters have gradients; residuals are kept by parameter, and `layout` is the sections' hash. Null:
-  // another layout makes another unit.
-  std::shared_ptr<const Sections> sections = nullptr;
-  // The object that reduces: a number that this process never gives twice; 0: unknown. Not part of the key.
-  uint64_t owner = 0;
 
   uint64_t hash() const;  // stable over processes, restarts and machines
-  // The key of the unit: the same for all sections that the unit is reduced with.
-  UnitKey identity() const;
 
   auto tied() const { return std::tie(name, num_elements, dtype, collective, layout, may_keep_residual); }
   bool operator==(const UnitKey& other) const { return tied() == other.tied(); }
   auto operator<=>(const UnitKey& other) const { return tied() <=> other.tied(); }
 };
 
-// One reduction. The unit's collective, num_elements and dtype are equal to those of the call.
+// Whatever issues one gradient reduction in each step, or gathers its weights: an object that its caller holds. It owns
+// step, residual, replica of weights, codec, and why it is exact, which are decided in its first collective. All of it
+// is gone with the last holder; a collective that is under way is one. Any thread may hold it and let it go. One
+// communicator alone reduces or gathers it.
+class Unit;
+using UnitPtr = std::shared_ptr<Unit>;
+
+// why_exact: why its reductions must all stay exact; nothing: they need not. Sends and allocates nothing.
+UnitPtr make_unit(UnitKey key, std::optional<Reason> why_exact = {});
+
+// One reduction.
 struct Reduction {
-  UnitKey unit;
+  UnitPtr unit;
   double scale = 1;                      // of the sum over ranks
-  std::optional<Reason> why_exact = {};  // why it must stay exact; nothing: it need not
-};
-
-// The owners whose units are meant; nothing: all units.
-using Owners = std::optional<std::set<uint64_t>>;
-inline bool includes(const Owners& owners, uint64_t owner) { return !owners || owners->contains(owner); }
-
-// A stretch of residual for a parameter that had no gradient in the unit's last reduction, or that this rank did not
-// send there.
-struct ParkedState {
-  bool of_result = false;  // whether it belongs to `result_residual` instead of `residual`
-  int64_t piece = 0;       // of a reduce-scatter: which of the residual's chunks held it, by place; else 0
-  int64_t parameter = 0;   // its place in the unit
-  int64_t begin = 0;       // the first element, in the parameter's section
-  ConstBuffer values;
+  std::optional<Reason> why_exact = {};  // why this one must stay exact; nothing: it need not
+  // The parameters that have gradients, where some of the unit's have none; null: all have. The input is then smaller.
+  // A unit that has a residual is exact then, and its residual rests (kResidualRests).
+  std::shared_ptr<const Sections> sections = nullptr;
 };
 
 // What a checkpoint holds for one unit on one rank.
 struct UnitState {
-  UnitKey key;        // of the last reduction
+  UnitKey key;
   uint64_t step = 0;  // reductions so far; equal on all ranks
   double scale = 0;  // of the last reduction: scale * residual is what the residual will add to the result; 0: none yet
   // What the codec has not sent yet: float32, in the device's memory (in the host's for load()). With two tiers it has
@@ -98,38 +89,36 @@ struct UnitState {
   ConstBuffer residual;
   // All-reduce only: what was not sent of this rank's chunk of the result, in units of the result (already scaled).
   ConstBuffer result_residual;
-  std::vector<ParkedState> parked = {};  // in no order
 };
 
+// The units that are meant; nothing: all that the communicator has reduced and somebody holds.
+using Units = std::optional<std::set<const Unit*>>;
+
 // The state of the units of one rank's communicator. It sends nothing. The thread that calls collectives calls it,
-// between them.
+// between them. Units that have had no lossy reduction have no state.
 class UnitStates {
  public:
   virtual ~UnitStates() = default;
 
   // All states, by key. The views into device memory are valid until the next call of a method that is not const. Waits
   // for the device.
-  virtual std::vector<UnitState> states() const = 0;
-  // Copies `state` into the unit with its key. An empty residual stands for zeros. Throws Error, and changes nothing,
-  // if the state does not fit the group and its options, or if a new unit would exceed max_units.
-  virtual void load(const UnitState& state) = 0;
-  virtual void clear(const Owners& owners = {}) = 0;
-  // Frees the memory of these owners' residuals, because nothing will reduce their units again. A unit keeps its place
-  // until another one needs it, which all ranks decide alike. Each rank may call it by itself.
-  virtual void forget(const std::set<uint64_t>& owners) = 0;
+  virtual std::vector<UnitState> states(const Units& units = {}) const = 0;
+  // Makes a unit with this state. An empty residual stands for zeros. Throws Error if the state does not fit the group
+  // and its options.
+  virtual UnitPtr load(const UnitState& state) = 0;
   // Multiplies residuals by `factor` (finite and above 0), by which later gradients are larger than earlier ones.
-  virtual void scale_residuals(double factor, const Owners& owners = {}) = 0;
-  // Begins a step of these owners' units that may be undone. Residuals are copied for that, in as much memory again. On
-  // a GPU the copies are work of the lanes that use residuals. With `step` units, new ones too, count their reductions
-  // from it on. It is equal on all ranks and seeds the codecs: a rank that joined a moment ago then sends and expects
-  // what the others do. Its low kStepBits bits count steps for dense_steps and error_interval.
+  virtual void scale_residuals(double factor, const Units& units = {}) = 0;
+  // Begins a step of these units that may be undone. Residuals are copied for that, in as much memory again. On a GPU
+  // the copies are work of the lanes that use residuals. With `step` units, new ones too, count their reductions from
+  // it on. It is equal on all ranks and seeds the codecs: a rank that joined a moment ago then sends and expects what
+  // the others do. Its low kStepBits bits count steps for dense_steps and error_interval.
   static constexpr int kStepBits = 40;
-  virtual void begin_step(std::optional<uint64_t> step, const Owners& owners = {}) = 0;
+  virtual void begin_step(std::optional<uint64_t> step, const Units& units = {}) = 0;
   // Restores the residuals, scales and steps that these units had at begin_step(). Those that are new since then, or
   // never began a step, lose their residuals; returns how many had some.
-  virtual int64_t undo_step(const Owners& owners = {}) = 0;
+  virtual int64_t undo_step(const Units& units = {}) = 0;
   // undo_step() of a step whose result was thrown away, which Stats::skipped_steps counts.
-  virtual int64_t skip_step(const Owners& owners = {}) = 0;
+  virtual int64_t skip_step(const Units& units = {}) = 0;
   // Adds to Stats::dropped_residuals the residuals that were dropped before they came here.
   virtual void count_dropped(int64_t num_units) = 0;
 };

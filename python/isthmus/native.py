@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 
 def fitting(version: str) -> str:
@@ -46,14 +43,3 @@ def load() -> ModuleType:
         raise ImportError(f"{refusal} ({error})") from error
     tell_uncaught_once(_C)
     return _C
-
-
-@contextmanager
-def unit_pushed(*arguments: Any, **keywords: Any) -> Iterator[None]:
-    """Let this thread's collectives in the block belong to a unit; arguments: as of `push_unit`, see _C.pyi."""
-    core = load()
-    core.push_unit(*arguments, **keywords)
-    try:
-        yield
-    finally:
-        core.pop_unit()

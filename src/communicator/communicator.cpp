@@ -18,7 +18,7 @@
 #include "communicator/run/scratch.h"
 #include "communicator/run/statistics.h"
 #include "communicator/run/tier_set.h"
-#include "communicator/units/unit_table.h"
+#include "communicator/units/group_units.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 
@@ -37,12 +37,18 @@ std::unique_ptr<TwoTierPath> make_path(const TierSet& tiers, Device& device, con
   return std::make_unique<TwoTierPath>(tiers, device, options);
 }
 
-void check_unit(const UnitKey& unit, Collective collective, ConstBuffer data) {
-  ISTHMUS_CHECK(Error, unit.num_elements == data.num_elements && unit.dtype == data.dtype, "unit \"", unit.name,
-                "\" has ", unit.num_elements, " elements of ", to_string(unit.dtype), ", but its gradient has ",
-                data.num_elements, " of ", to_string(data.dtype));
+void check_unit(const UnitPtr& held, Collective collective, ConstBuffer data, int64_t num_elements) {
+  ISTHMUS_CHECK(Error, held != nullptr, to_string(collective), " of no unit");
+  const UnitKey& unit = held->key;
+  ISTHMUS_CHECK(Error, num_elements == data.num_elements && unit.dtype == data.dtype, "unit \"", unit.name, "\" has ",
+                num_elements, " elements of ", to_string(unit.dtype), ", but its gradient has ", data.num_elements,
+                " of ", to_string(data.dtype));
   ISTHMUS_CHECK(Error, unit.collective == collective, "unit \"", unit.name, "\" is one of ", to_string(unit.collective),
                 ", but is reduced by ", to_string(collective));
+}
+
+void check_reduction(const Reduction& reduction, Collective collective, ConstBuffer data, int num_ranks) {
+  check_unit(reduction.unit, collective, data, reduction.unit != nullptr ? num_elements_of(reduction, num_ranks) : 0);
 }
 
 void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
@@ -67,7 +73,7 @@ struct Communicator::Parts {
         planner(tiers, *device, options, units),
         reduction_scratch(*device),
         gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)),
-        weights(tiers, options, *device, *path, statistics.memory, [this] { throw_if_aborted(); }) {}
+        weights(tiers, options, *device, *path, [this] { throw_if_aborted(); }) {}
 
   // A collective that begins now.
   void start(std::optional<Run>& run, Collective collective, const CallerStreams& caller) {
@@ -104,7 +110,7 @@ struct Communicator::Parts {
   EventPtr end(Run& run) {
     EventPtr done = run.end();
     run.counters.calls = 1;
-    statistics.memory.scratch_bytes =
+    statistics.memory->scratch_bytes =
         reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0);
     statistics.record(run);
     return done;
@@ -129,20 +135,20 @@ struct Communicator::Parts {
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce) {
     planner.check_capture(reduction, caller.own);
-    return run(reduction.unit.collective, caller, [&](Run& run) {
-      run.set_phase("unit look-up");
-      const ReductionPlan plan =
-          planner.plan(run, reduction, [&](const std::vector<uint8_t>& flags) { return set_on_all_ranks(run, flags); });
+    return run(reduction.unit->key.collective, caller, [&](Run& run) {
+      run.set_phase("plan");
+      const ReductionPlan plan = planner.plan(run, reduction);
       run.set_phase("intra reduce-scatter");
       check_same_within_node(plan);
       reduce(run, plan);
       if (plan.drains) {
-        units.drop_residuals(*plan.unit);
+        plan.unit->drop_residuals();
       }
-      run.unit = plan.key;
+      run.unit = &plan.unit->key;
+      run.record = plan.unit->record.get();
       run.reason = plan.why_exact;
       run.codec = plan.codecs.pieces->name();
-      if (plan.unit != nullptr) {
+      if (plan.has_state) {
         run.settings = plan.unit->settings;
         run.error = plan.unit->error;
       }
@@ -156,32 +162,18 @@ struct Communicator::Parts {
       return;
     }
     const std::string others = tiers.intra().ranks_of_other_label(plan.hash);
-    ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", plan.key->name, "\": ", others,
+    ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", plan.unit->key.name, "\": ", others,
                   " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
   }
 
-  // Returns which of the flags are set on all ranks, in host memory.
-  std::vector<uint8_t> set_on_all_ranks(Run& run, const std::vector<uint8_t>& flags) {
-    const auto num_flags = static_cast<int64_t>(flags.size());
-    const Buffer own = run.take(num_flags, DataType::kByte);
-    const Buffer gathered = run.take(tiers.world_size() * num_flags, DataType::kByte);
-    device->write({flags.data(), num_flags, DataType::kByte}, own);
-    path->all_gather(run, own, gathered);
-    std::vector<uint8_t> all(static_cast<size_t>(gathered.num_elements));
-    device->read(gathered, {all.data(), gathered.num_elements, DataType::kByte});
-    std::vector<uint8_t> on_all(flags.size(), 1);
-    for (size_t i = 0; i < all.size(); ++i) {
-      on_all[i % flags.size()] &= all[i];
-    }
-    return on_all;
-  }
-
-  WeightGatherPtr begin_gather(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream) {
+  WeightGatherPtr begin_gather(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
     throw_if_faulted();
     const auto gather = std::make_shared<GatherUnderWay>(shard, gathered, unit);
     guard(Collective::kAllGather, [&] {
       start(gather->run, Collective::kAllGather, {stream, {}});
-      gather->run->unit = &gather->unit;
+      units.take(unit);
+      gather->run->unit = &unit->key;
+      gather->run->record = unit->record.get();
       weights.begin(gather);
       tiers.take_counts(gather->run->counters, gather->run->peer_waits);
       if (gather->headers_on_host == nullptr) {
@@ -265,7 +257,7 @@ struct Communicator::Parts {
   const std::unique_ptr<const TwoTierPath> path;
   std::atomic<const char*> phase = "idle";
   Statistics statistics;
-  UnitTable units;
+  GroupUnits units;
   ReductionPlanner planner;
   ScratchInTurns reduction_scratch;
   const std::unique_ptr<ScratchInTurns> gather_scratch;  // null on the CPU: reduction_scratch serves all
@@ -288,7 +280,7 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
   ISTHMUS_CHECK(Error, gradient.num_elements == shard.num_elements * num_ranks, "reduce_scatter of ",
                 gradient.num_elements, " elements over ", num_ranks, " ranks into ", shard.num_elements, ": expected ",
                 num_ranks, " chunks of the shard's size");
-  check_unit(reduction.unit, Collective::kReduceScatter, gradient);
+  check_reduction(reduction, Collective::kReduceScatter, gradient, num_ranks);
   return parts_->run_reduction(reduction, {stream, input_stream}, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
       parts_->path->reduce_scatter(run, plan, gradient, shard);
@@ -299,7 +291,7 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
 EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Stream stream) {
   ISTHMUS_CHECK(Error, data.dtype != DataType::kByte, "all_reduce of ", to_string(data.dtype),
                 ": expected a floating type");
-  check_unit(reduction.unit, Collective::kAllReduce, data);
+  check_reduction(reduction, Collective::kAllReduce, data, parts_->tiers.world_size());
   return parts_->run_reduction(reduction, {stream, {}}, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
       parts_->path->all_reduce(run, plan, data);
@@ -316,16 +308,16 @@ EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream str
   });
 }
 
-EventPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream) {
+EventPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
   const WeightGatherPtr gather = begin_gather_weights(shard, gathered, unit, stream);
   wait_for_headers(*gather);
   return finish_gather_weights(*gather);
 }
 
-WeightGatherPtr Communicator::begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit,
+WeightGatherPtr Communicator::begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit,
                                                    Stream stream) {
   check_all_gather(parts_->tiers.world_size(), shard, gathered);
-  check_unit(unit, Collective::kAllGather, gathered);
+  check_unit(unit, Collective::kAllGather, gathered, unit != nullptr ? unit->key.num_elements : 0);
   return parts_->begin_gather(shard, gathered, unit, stream);
 }
 
@@ -343,8 +335,6 @@ EventPtr Communicator::finish_gather_weights(WeightGather& gather) {
   auto& under_way = dynamic_cast<GatherUnderWay&>(gather);
   return under_way.run ? parts_->finish(under_way) : under_way.done;
 }
-
-void Communicator::drop_weights(const std::string& name) { parts_->weights.drop(name); }
 
 const char* Communicator::phase() const { return parts_->phase; }
 

@@ -169,7 +169,6 @@ def fingerprint(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(local(parameter.detach()).float().numpy().tobytes())
     for unit in unit_states(model):
-        del unit["owner"]  # a number of this process
         for key, value in unit.items():
             digest.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{key}={value}".encode())
     return digest.hexdigest()

@@ -33,7 +33,7 @@ from isthmus.units.models import (
     fsdp2_groups,
     fsdp2_units,
     groups_of,
-    owners_of,
+    held_units,
     shard_group,
 )
 from isthmus.units.prepare import forget, forget_what_prepared_itself, prepare, prepared_of
@@ -117,7 +117,7 @@ class _Attachment:
     def undo(self, model: nn.Module) -> None:
         """Restore the model as it was before. A hook of DDP stays, and averages as DDP does."""
         for backend in backends_of(groups_of(model)):
-            backend.clear_units(owners_of(model))
+            backend.clear_units(held_units(model))
         forget(model)
         for group in self.used:
             companions[group].num_models -= 1

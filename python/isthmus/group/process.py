@@ -44,8 +44,8 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
         register_optimizer_step_post_hook(_stepped)
         core.set_shutdown_listener(_keep_last_stats)
         core.set_pass_function(lambda: _units().pass_begins())
-        core.set_fsdp_caller(lambda output, input: _units().fsdp_caller(output, input))
-        core.set_weights_caller(lambda: _units().weights_caller())
+        core.set_fsdp_caller(lambda *arguments: _units().fsdp_caller(*arguments))
+        core.set_weights_caller(lambda backend: _units().weights_caller(backend))
         atexit.register(_shut_down, os.getpid())
         variables = [variable for _, variable, *_ in core.option_fields()]
         for name, meant in unknown_variables(os.environ, variables).items() if rank == 0 else ():

@@ -1,4 +1,4 @@
-"""Finds the units of live models, prepared or not, to save their state and to place saved state."""
+"""Finds the units of live models, prepared or not, to place saved state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from isthmus.units.layout import Layout
 from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_groups, number_of
 from isthmus.units.prepare import prepared_models, prepared_of
-from isthmus.units.prepared import Prepared, units_of_groups
+from isthmus.units.prepared import Prepared, named_parameters, units_of_groups
 
 Target = nn.Module | dist.ProcessGroup | None
 
@@ -38,6 +38,12 @@ class LiveUnit:
         """Return the name under which a backend knows the unit, if it has a name."""
         return self.prepared.full_name(self.unit.name) if self.prepared is not None and self.unit is not None else ""
 
+    def reduces(self, name: str) -> bool:
+        """Return whether a backend knows the unit, or one of DDP's buckets, under this name."""
+        if self.unit is None and self.prepared is not None:
+            return split_name(name)[0].startswith(self.prepared.base_name("bucket "))
+        return name == self.full_name
+
 
 def live_units(target: Target) -> list[LiveUnit]:
     """Return the units of a model; by default, of all that were prepared or prepared themselves."""
@@ -58,7 +64,7 @@ def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
     for ddp in ddp_modules(model):
         yield LiveUnit(number_of(ddp), "", None, prepared, (ddp.process_group,))
     for parameter in model.parameters():
-        if prepared is not None and isinstance(parameter, DTensor) and number_of(parameter) in prepared.units:
+        if prepared is not None and isinstance(parameter, DTensor) and parameter in named_parameters:
             unit = prepared.units[number_of(parameter)]
             groups = tuple(parameter.device_mesh.get_group(dim) for dim in range(parameter.device_mesh.ndim))
             yield LiveUnit(number_of(parameter), prepared.base_name(unit.name), unit, prepared, groups)

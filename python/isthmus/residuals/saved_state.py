@@ -19,8 +19,8 @@ import torch
 
 from isthmus.group.nodes.node_map import ranks_by_node
 
-VERSION = 2
-RESIDUALS = ("residual", "result_residual", "parked_values")
+VERSION = 3
+RESIDUALS = ("residual", "result_residual")
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,10 @@ class SavedUnit:
     layout: int  # the hash in the unit's key
     step: int
     scale: float
-    sections: Sequence[tuple[int, int]]  # FSDP2's parameters in the last reduction, with their elements in a row
-    # Parts of `parked_values`: of the result, piece, parameter, first element in its section, elements.
-    parked: Sequence[tuple[bool, int, int, int, int]]
     residual_elements: int
     result_residual_elements: int
-    parked_values_elements: int
-    is_owned: bool  # a model reduces the unit
-    parameters: str | None = None  # the layout of all parameters, as text, if it was known
+    is_held: bool  # a model holds the unit
+    parameters: str  # the layout of all its parameters, as text; "" if that was not known
 
     @property
     def has_residual(self) -> bool:
@@ -87,7 +83,10 @@ def _from_text(key: str, text: Any) -> list[SavedGroup]:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{key!r} is damaged: {error!r}") from error
     if version != VERSION:
-        raise ValueError(f"{key!r} has version {version}; this isthmus reads version {VERSION}")
+        raise ValueError(
+            f"{key!r} has version {version}, and this isthmus reads version {VERSION}: go on without the residuals, of "
+            "which a part of earlier gradients then never arrives, or load them with the isthmus that saved them"
+        )
     return groups
 
 
@@ -98,17 +97,15 @@ def _group_from(group: Mapping[str, Any]) -> SavedGroup:
     return SavedGroup(ranks, node_of_rank, dict(group["options"]), tuple(map(_unit_from, group["units"])))
 
 
-_TYPES: dict[str, Any] = {"str": str, "str | None": str | None, "int": int, "float": int | float, "bool": bool}
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": int | float, "bool": bool}
 
 
 def _unit_from(values: Mapping[str, Any]) -> SavedUnit:
     unit = SavedUnit(**values)
     for field in dataclasses.fields(unit):
         value = getattr(unit, field.name)
-        if not isinstance(value, _TYPES.get(str(field.type), list)):
+        if not isinstance(value, _TYPES[str(field.type)]):
             raise TypeError(f"{field.name} of a unit is a {type(value).__name__}")
-    for part in (*unit.sections, *unit.parked):
-        _numbers(part)
     return unit
 
 

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -29,8 +29,11 @@ from isthmus.residuals.saved_state import (
 )
 from isthmus.torch_private.groups import all_groups
 from isthmus.units.layout import Layout
-from isthmus.units.models import fsdp2_roots, groups_of, living, owners_of
+from isthmus.units.models import fsdp2_roots, groups_of, held_units
 from isthmus.units.prepare import prepare_itself
+
+if TYPE_CHECKING:
+    from isthmus import _C
 
 # The options of a group that define its residuals.
 _OPTIONS = ("codec", "tiers", "ratio", "sparsity")
@@ -57,9 +60,9 @@ def _groups(target: Target) -> Groups:
     return found
 
 
-def _owners(target: Target) -> set[int] | None:
-    """Return the owners of the target's units, None for all."""
-    return owners_of(target) if isinstance(target, nn.Module) else None
+def _units(target: Target) -> list[_C.Unit] | None:
+    """Return the target's units, None for all of its groups."""
+    return held_units(target) if isinstance(target, nn.Module) else None
 
 
 # --- Saving ---
@@ -72,14 +75,13 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     `torch.distributed.checkpoint.save({"isthmus": isthmus.state_dict(model), ...})` or, on every rank, `torch.save`.
     It leaves out models that are gone. Tensors are copies. Call it between steps, on all ranks.
     """
-    live = {unit.owner: unit for unit in live_units(model_or_group)}
     rank = dist.get_rank()
     state: dict[str, Any] = {}
     groups = []
     for group_index, backend in enumerate(_groups(model_or_group)):
         units = []
-        for unit_index, unit_state in enumerate(_living_states(backend, _owners(model_or_group))):
-            units.append(_describe(unit_state, live.get(unit_state["owner"])))
+        for unit_index, unit_state in enumerate(_states(backend, model_or_group)):
+            units.append(_describe(unit_state))
             for kind in RESIDUALS:
                 if unit_state[kind].numel():
                     state[tensor_key(rank, group_index, unit_index, kind)] = unit_state[kind]
@@ -89,30 +91,32 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     return state
 
 
-def _living_states(backend: Any, owners: set[int] | None) -> list[dict[str, Any]]:
-    """Return the state of units whose owner is in `owners` (None: is alive), and of units without owners.
+def _states(backend: _C.Backend, target: Target) -> list[dict[str, Any]]:
+    """Return the state of a target's units, and of those that nobody holds.
 
     Models of equal names are renumbered in their order, since models that are gone do not count.
     """
-    wanted = (living() if owners is None else owners) | {0}
-    states: list[dict[str, Any]] = [state for state in backend.unit_states() if state["owner"] in wanted]
-    names = [split_name(state["name"]) for state in states]
-    for state, (base, number) in zip(states, names, strict=True):
-        if state["owner"]:
-            earlier = {other for name, other in names if name == base and other < number}
+    states = backend.unit_states()
+    if isinstance(target, nn.Module):
+        names, live = {unit.name for unit in held_units(target)}, live_units(target)
+
+        def is_of_target(name: str) -> bool:
+            return name in names or any(unit.reduces(name) for unit in live)
+
+        states = [state for state in states if not state["is_held"] or is_of_target(state["name"])]
+    names_held = [split_name(state["name"]) for state in states if state["is_held"]]
+    for state in states:
+        base, number = split_name(state["name"])
+        if state["is_held"]:
+            earlier = {other for name, other in names_held if name == base and other < number}
             state["name"] = f"{base} ({len(earlier) + 1})" if earlier else base
     return states
 
 
-def _describe(state: Mapping[str, Any], live: LiveUnit | None) -> SavedUnit:
-    layout = live.layout if live is not None else None
-    if layout is None and live is not None and live.prepared is not None:  # a bucket's
-        layout = live.prepared.layouts.get(state["layout"])
+def _describe(state: Mapping[str, Any]) -> SavedUnit:
     return SavedUnit(
         **{field.name: state[field.name] for field in dataclasses.fields(SavedUnit) if field.name in state},
         **{f"{kind}_elements": state[kind].numel() for kind in RESIDUALS},
-        is_owned=state["owner"] != 0,
-        parameters=layout.to_json() if layout is not None else None,
     )
 
 
@@ -144,10 +148,10 @@ def _load(open_source: Callable[[], Source], target: Target) -> LoadReport:
     groups = _groups(target)
     for root in fsdp2_roots(target) if isinstance(target, nn.Module) else ():
         prepare_itself(root)  # what was saved then finds its unit
-    owners = _owners(target)
+    units = _units(target)
     before = [backend.unit_states() for backend in groups]
     for backend in groups:
-        backend.clear_units(owners)
+        backend.clear_units(units)
     error: Exception | None = None
     try:
         report = _load_into(open_source(), groups, live_units(target), is_of_model=isinstance(target, nn.Module))
@@ -155,10 +159,10 @@ def _load(open_source: Callable[[], Source], target: Target) -> LoadReport:
         error = caught
     errors = _exchange_errors(groups, error)
     if errors:
-        for backend, units in zip(groups, before, strict=True):
+        for backend, states in zip(groups, before, strict=True):
             backend.clear_units()
-            for unit in units:
-                backend.load_unit(unit)
+            for state in states:
+                backend.load_unit(state)
     if error is not None:
         raise error
     if errors:
@@ -193,12 +197,13 @@ def _load_into(source: Source, groups: Groups, live: Sequence[LiveUnit], *, is_o
         here = [unit for unit in live if group in unit.groups]
         for unit_index, unit in enumerate(saved.units):
             try:
-                place = _place(unit, here, is_of_model=is_of_model)
+                name = _name_here(unit, here, is_of_model=is_of_model)
             except Dropped as reason:
                 if unit.has_residual:
                     dropped.append((unit.name, str(reason)))
             else:
-                backend.load_unit({**vars(unit), **source.residuals(rank, saved_index, unit_index), **place})
+                residuals = source.residuals(rank, saved_index, unit_index)
+                backend.load_unit({**vars(unit), **residuals, "name": name})
                 restored.append(unit.name)
     if len(loaded) < len(seen):
         dropped += _those_of_other_groups(source, loaded)
@@ -231,46 +236,44 @@ def _same_group(source: Source, ranks: tuple[int, ...], nodes: list[list[int]], 
     return None
 
 
-def _place(saved: SavedUnit, here: Sequence[LiveUnit], *, is_of_model: bool) -> dict[str, Any]:
-    """Return name, owner and layout of the live unit of a saved one. here: those of its group. Raises Dropped."""
+def _name_here(saved: SavedUnit, here: Sequence[LiveUnit], *, is_of_model: bool) -> str:
+    """Return the name of the live unit of a saved one. here: the units of its group. Raises Dropped."""
     base, number = split_name(saved.name)
     if saved.name.startswith("fsdp1:"):
         # FSDP1 names its units in their first reductions.
         unnamed = [unit for unit in here if unit.unit is not None and not unit.unit.in_rows and not unit.name]
         if here and not unnamed:
             raise Dropped("it was saved before isthmus.prepare, which gives FSDP1's units other names")
-        return {"owner": 0}
-    if not saved.is_owned or not here:
-        return {"owner": 0}
+        return saved.name
+    if not saved.is_held or not here:
+        return saved.name
     if (bucket := base.rpartition("/")[2]).startswith("bucket "):
-        return _place_bucket(saved, base, bucket, here)
+        return _name_of_bucket(saved, base, bucket, here)
     # Their order tells apart models of equal names.
     alike = [unit for unit in here if unit.name == base]
     alike.sort(key=lambda unit: unit.prepared.number if unit.prepared is not None else 0)
     if number > len(alike):
         if not is_of_model and not alike:
-            return {"owner": 0}
+            return saved.name
         raise Dropped("there is no such unit; give load_checkpoint the model, prepared as it was")
     unit = alike[number - 1]
-    if saved.parameters is not None and unit.layout is not None and saved.parameters != unit.layout.to_json():
+    if saved.parameters and unit.layout is not None and saved.parameters != unit.layout.to_json():
         raise Dropped("the unit has parameters of other names or shapes than were saved")
-    place: dict[str, Any] = {"name": unit.full_name, "owner": unit.owner}
-    if unit.unit is not None and not unit.unit.in_rows and unit.prepared is not None:
-        place["layout"] = unit.prepared.remember(unit.unit.layout())
-    return place
+    return unit.full_name
 
 
-def _place_bucket(saved: SavedUnit, base: str, bucket: str, here: Iterable[LiveUnit]) -> dict[str, Any]:
+def _name_of_bucket(saved: SavedUnit, base: str, bucket: str, here: Iterable[LiveUnit]) -> str:
     for unit in here:
         prepared = unit.prepared
         if prepared is None or not prepared.bucket_parameters or prepared.base_name(bucket) != base:
             continue
-        if saved.parameters is None:
+        if not saved.parameters:
             continue
         layout = Layout.from_json(saved.parameters)
         if not {p for p in layout.parameters if p.name} <= set(prepared.bucket_parameters):
             raise Dropped("the model has parameters of other names or shapes than were saved")
-        return {"name": prepared.full_name(bucket), "owner": unit.owner, "layout": prepared.expect(bucket, layout)}
+        prepared.expect(bucket, layout)
+        return prepared.full_name(bucket)
     raise Dropped("there is no such bucket; give load_checkpoint the model, prepared as it was")
 
 
@@ -303,13 +306,13 @@ def _tell(groups: Groups, report: LoadReport) -> None:
 def scale_residuals(factor: float, model_or_group: Target = None) -> None:
     """Multiply all residuals by `factor`, by which a changed loss scale multiplies later gradients."""
     for backend in _groups(model_or_group):
-        backend.scale_residuals(factor, _owners(model_or_group))
+        backend.scale_residuals(factor, _units(model_or_group))
 
 
 def clear_residuals(model_or_group: Target = None) -> None:
     """Forget all residuals, as if training had just begun."""
     for backend in _groups(model_or_group):
-        backend.clear_units(_owners(model_or_group))
+        backend.clear_units(_units(model_or_group))
 
 
 # Models and groups for which the program calls begin_step.
@@ -323,7 +326,7 @@ def begin_step(model_or_group: Target = None) -> None:
     """
     groups = _groups(model_or_group)
     for backend in groups:
-        backend.begin_step(owners=_owners(model_or_group))
+        backend.begin_step(units=_units(model_or_group))
     _begun.update(groups.values() if model_or_group is None else [model_or_group])
 
 
@@ -335,7 +338,7 @@ def skip_step(model_or_group: Target = None) -> None:
     """
     groups = _groups(model_or_group)
     has_begun = model_or_group in _begun or all(group in _begun for group in groups.values())
-    lost = [backend.skip_step(_owners(model_or_group)) for backend in groups]
+    lost = [backend.skip_step(_units(model_or_group)) for backend in groups]
     if not has_begun and any(lost):
         for backend, num_units in zip(groups, lost, strict=True):
             backend.count_dropped(num_units)

@@ -28,7 +28,7 @@ from isthmus.group.register import create
 from isthmus.report.statistics import sum_of
 from isthmus.torch_private.groups import make_group, set_timeout_of_backend
 from isthmus.torchft.quorum import Place, Quorum, moved
-from isthmus.units.prepared import Tag
+from isthmus.units.prepared import Described
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("isthmus")
 
 # What this thread's manager reduces: the gradient, if it is one, and how to ask for the manager's step.
-_reducing: ContextVar[tuple[Tag | None, Callable[[], int]] | None] = ContextVar("reducing", default=None)
+_reducing: ContextVar[tuple[Described | None, Callable[[], int]] | None] = ContextVar("reducing", default=None)
 
 # Of `isthmus.stats`, what is added up over quorums.
 _COUNTS = ("calls", "collectives", "codec", "compressed_calls", "exact_calls", "dropped_residuals", "ran_s", "waited_s")
@@ -121,16 +121,13 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         if self._unsent is None or not has_two_tiers(quorum.place.node_of_rank):
             return
         (states, before), self._unsent = self._unsent, None
-        if len(states) >= self._options.max_units:  # with a full table it would refuse units that a new member takes
-            quorum.backend.count_dropped(len(states))
-            return
         for state in states:
             quorum.backend.load_unit(moved(state, before, quorum.place))
 
     # --- Steps ---
 
     @contextmanager
-    def reducing(self, gradient: Tag | None, current_step: Callable[[], int]) -> Iterator[None]:
+    def reducing(self, gradient: Described | None, current_step: Callable[[], int]) -> Iterator[None]:
         """Name what this thread reduces in the block; None: no gradient. current_step: the manager's.
 
         Its reductions do not raise: `errored` tells what failed.
@@ -153,8 +150,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
             if gradient is not None:
                 step = current_step()
                 quorum.begin_step(step, is_new_here=self._next_step not in (None, step))
-                name, *rest = gradient
-                named = native.unit_pushed(quorum.unit_name(name), *rest)
+                named = quorum.call_of(gradient)
             with named:
                 work = super().allreduce(tensors, opts)
         except Exception as error:

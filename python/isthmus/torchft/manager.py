@@ -16,7 +16,7 @@ from torchft.local_sgd import _StreamingDiLoCoFragment
 
 from isthmus.torch_private.callers import hooked_reduction_of
 from isthmus.torchft.group import ProcessGroupIsthmus
-from isthmus.units.prepared import Tag, tag_of
+from isthmus.units.prepared import Described, describe
 
 # Torchft's functions that reduce gradients. A version that renames them fails here, and not by being exact.
 _DDP_BUCKET = DistributedDataParallel._comm_hook.__code__
@@ -24,7 +24,7 @@ _DILOCO_PARAMETER = _StreamingDiLoCoFragment._allreduce_per_param.__code__
 _DILOCO_BUCKET = _StreamingDiLoCoFragment._bucketize_and_allreduce.__code__
 
 
-def gradient_of(tensor: torch.Tensor, caller: FrameType, should_quantize: bool) -> Tag | None:
+def gradient_of(tensor: torch.Tensor, caller: FrameType, should_quantize: bool) -> Described | None:
     """Return the unit whose gradient `caller` reduces, None if it reduces something else.
 
     Torchft hands over a tensor and nothing else, so this looks at who calls.
@@ -39,10 +39,10 @@ def gradient_of(tensor: torch.Tensor, caller: FrameType, should_quantize: bool) 
     elif caller.f_code is _DILOCO_BUCKET:
         name = f"fragment {values['self']._fragment_id}.bucket"
     elif found := hooked_reduction_of(tensor):  # FSDP2's
-        return tag_of(*found)
+        return describe(*found)
     elif should_quantize:
         name = "quantized"
-    return (name, 0, None, 0, None) if name else None
+    return Described(name) if name else None
 
 
 def for_ddp(work: Work) -> Work:

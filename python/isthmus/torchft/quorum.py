@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from isthmus import native
 from isthmus.group.nodes.node_map import tiers_of
+from isthmus.units.prepared import Described
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -29,6 +31,7 @@ class Quorum:
         self.error: Exception | None = None  # the first that a manager's reduction met
         self._has_begun = False
         self._must_undo = False
+        self._units: dict[str, _C.Unit] = {}
         self._uses: Counter[str] = Counter()  # how often the step has reduced under each name
 
     def begin_step(self, step: int, *, is_new_here: bool) -> None:
@@ -48,13 +51,18 @@ class Quorum:
         self._must_undo |= self._has_begun and not committed
         self._has_begun = False
 
-    def unit_name(self, name: str) -> str:
-        """Return the name of the step's next reduction under `name`.
+    def call_of(self, gradient: Described) -> _C.UnitCall:
+        """Return the call of the step's next reduction under a name.
 
         There are several with several backward passes in a step, or models whose units have equal names.
         """
+        name, sections, with_gradients, exact = gradient
         self._uses[name] += 1
-        return name if self._uses[name] == 1 else f"{name} ({self._uses[name]})"
+        name = name if self._uses[name] == 1 else f"{name} ({self._uses[name]})"
+        if name not in self._units:
+            self._units[name] = self.backend.unit(name)
+        made: _C.UnitCall = native.load().UnitCall(self._units[name], sections, with_gradients, exact)
+        return made
 
     def end(self) -> list[dict[str, Any]]:
         """End threads and connections. Return the states of units, as they were after the last committed step."""

@@ -9,12 +9,12 @@ from torch.distributed.tensor import DTensor
 
 from isthmus import native
 from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of, why_not_reduction_of
-from isthmus.torch_private.models import first_name_of, flat_parameter_of, modules_of, root_of
+from isthmus.torch_private.models import first_name_of, modules_of, root_of
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.layout import clean_name
-from isthmus.units.models import number_of
+from isthmus.units.models import held_unit
 from isthmus.units.prepare import prepare_itself
-from isthmus.units.prepared import Tag, names_of_dtensors, tag_of, units_of_groups
+from isthmus.units.prepared import call_of, named_parameters, unit_of, unit_of_parameter, units_of_groups
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -32,8 +32,8 @@ def pass_begins() -> None:
         prepare_itself(root, begins_pass=module is root)
 
 
-def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.Tensor | None] | _C.Reason | None:
-    """Return the unit that FSDP is reducing, and FSDP1's flat parameter, which stands for the name of FSDP1's unit.
+def fsdp_caller(backend: _C.Backend, output: torch.Tensor, input: torch.Tensor) -> _C.UnitCall | _C.Reason | None:
+    """Return what FSDP is reducing.
 
     If FSDP does not reduce these tensors: why, or None if that is not known. All-reduces pass one tensor as both output
     and input.
@@ -47,22 +47,26 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, torch.T
         if reducer not in units_of_groups:  # torch did not tell that a pass began
             module = modules_of(reducer)[0]
             prepare_itself(root_of(module) or module)
-        return tag_of(reducer, parameters), None
-    tag = ("", 0, why_fsdp1_is_exact(parameters, reducer), number_of(parameters), None)
-    return tag, flat_parameter_of(parameters)
+        return call_of(reducer, parameters, backend)
+    if parameters in named_parameters:
+        unit = unit_of_parameter(parameters, backend)
+    else:
+        shape = f"{str(input.dtype).removeprefix('torch.')}:{input.numel()}"
+        exact = why_fsdp1_is_exact(parameters, reducer)
+        unit = held_unit(parameters, backend, lambda: backend.unit(f"fsdp1:{shape}", exact=exact, counted=True))
+    made: _C.UnitCall = native.load().UnitCall(unit)
+    return made
 
 
-def weights_caller() -> tuple[int, str]:
-    """Return the owner and the name of the unit whose parameters are being gathered on this thread's stack.
+def weights_caller(backend: _C.Backend) -> _C.Unit | None:
+    """Return the unit whose parameters are being gathered on this thread's stack.
 
-    The owner is a number of this process, 0 if there is no unit on the stack: then the call is not known to gather
-    parameters. The name is equal on all ranks.
+    None if the call is not known to gather parameters.
     """
-    gatherer, name = gathering_object(), None
+    gatherer = gathering_object()
     if isinstance(gatherer, DTensor):
-        name = names_of_dtensors.get(gatherer)
-    elif (first := first_name_of(gatherer)) is not None:
+        return unit_of_parameter(gatherer, backend) if gatherer in named_parameters else None
+    if (first := first_name_of(gatherer)) is not None:
         name = f"fsdp1:{clean_name(first)}"
-    elif gatherer is not None and (found := units_of_groups.get(gatherer)) is not None:
-        name = found.full_name
-    return (number_of(gatherer), name) if name is not None else (0, "")
+        return held_unit(gatherer, backend, lambda: backend.unit(name, counted=True), "weights")
+    return unit_of(gatherer, backend) if gatherer is not None and gatherer in units_of_groups else None

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus import native
-from isthmus.backends import group_on_isthmus
+from isthmus.backends import backend_of, group_on_isthmus
 from isthmus.torch_private.models import unlist_newest_hook
 from isthmus.units.copies import why_bucket_is_exact
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated
-from isthmus.units.models import number_of
+from isthmus.units.models import held_unit
 from isthmus.units.prepared import PASSES_BEFORE_REBUILD, Prepared
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class BucketReduction:
     def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
         self._parameters = bucket_parameters(module)
         self._group = module.process_group
-        self._owner = number_of(module)
+        self._module = weakref.ref(module)
         self._mesh = getattr(module, "device_mesh", None)
         self._layouts: dict[tuple[torch.Tensor, ...], tuple[Layout, _C.Reason | None]] = {}
         self.prepared: Prepared | None = prepared
@@ -54,14 +54,18 @@ class BucketReduction:
             return _future_of(gradients, dist.all_reduce(gradients, group=self._group, async_op=True))
         layout, why_copies = self._layout_of(tuple(bucket.parameters()))
         unit_name = f"bucket {bucket.index()}"
-        name, layout_hash = key = prepared.full_name(unit_name), prepared.remember(layout)
+        key = prepared.full_name(unit_name), layout.hash
         prepared.bucket_passes[key] += 1
+        core = native.load()
         exact = prepared.exact_reason(unit_name) or why_copies
         if exact is None and prepared.bucket_passes[key] <= PASSES_BEFORE_REBUILD:
-            exact = native.load().Reason.FIRST_BUCKETS
-        with native.unit_pushed(name, layout_hash, exact, self._owner):
+            exact = core.Reason.FIRST_BUCKETS
+        with core.UnitCall(self._unit(key, layout, backend_of(group)), exact=exact):
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
         return _future_of(gradients, work)
+
+    def _unit(self, key: tuple[str, int], layout: Layout, backend: _C.Backend) -> _C.Unit:
+        return held_unit(self._module(), backend, lambda: backend.unit(*key, parameters=layout.to_json()), key)
 
     def _layout_of(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Layout, _C.Reason | None]:
         """Return the layout of a bucket, and why copies keep it exact; None if they do not."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
 from isthmus.torch_private.callers import reduction_of
-from isthmus.torch_private.models import ParamGroup, collectives_of, modules_of, param_groups_of, trainable_indexes
-from isthmus.units.models import number_of, shard_group
+from isthmus.torch_private.models import (
+    ParamGroup,
+    collectives_of,
+    modules_of,
+    param_groups_of,
+    section_elements,
+    trainable_indexes,
+)
+from isthmus.units.models import shard_group
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import PreparedUnit, Tag, tag_of, units_of_groups
+from isthmus.units.prepared import PreparedUnit, call_of, unit_of, units_of_groups
+
+if TYPE_CHECKING:
+    from isthmus import _C
 
 # Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
@@ -45,6 +55,22 @@ class _Collective:
         self._unit = weakref.ref(unit)
         self._own = own
         self._allocated_on: MutableMapping[torch.Tensor, torch.cuda.Stream] = WeakIdKeyDictionary()
+        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None  # of the latest call
+        self._target: Callable[[], dist.ProcessGroup | None] = lambda: None
+        self._call: _C.UnitCall | None = None  # None: the target's backend is another one
+
+    def _over(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """Return the companion of `group`, or `group` if it has none."""
+        target = self._target() if self._group() is group else None
+        if target is None:
+            target = companion_of(group) or group
+            self._group, self._target = weakref.ref(group), weakref.ref(target)
+            backend = isthmus_backend(target)
+            self._call = None if backend is None else self._call_over(backend)
+        return target
+
+    def _call_over(self, backend: _C.Backend) -> _C.UnitCall:
+        raise NotImplementedError
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate from torch's allocator, on the current stream, as torch's own collectives do."""
@@ -53,18 +79,10 @@ class _Collective:
             self._allocated_on[tensor] = torch.cuda.current_stream(device)
         return tensor
 
-    @contextmanager
-    def _behind_the_stream_of(self, tensor: torch.Tensor) -> Iterator[None]:
-        """Let this thread's collectives in the block begin behind the stream on which `tensor` was allocated."""
-        stream = self._allocated_on.get(tensor)
-        if stream is None:
-            yield
-            return
-        native.load().set_input_stream(stream.cuda_stream)
-        try:
-            yield
-        finally:
-            native.load().set_input_stream(None)
+    def _stream_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the stream on which `tensor` was allocated, None if that is not known."""
+        stream = self._allocated_on.get(tensor) if tensor.is_cuda else None
+        return None if stream is None else stream.cuda_stream
 
 
 class UnitAllGather(_Collective):
@@ -73,6 +91,7 @@ class UnitAllGather(_Collective):
     def __init__(self, unit: ParamGroup, own: Any, prefetch: Prefetch | None = None) -> None:
         super().__init__(unit, own)
         self._prefetch = prefetch
+        self._sends_differences = False
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -86,16 +105,22 @@ class UnitAllGather(_Collective):
         """
         unit, prefetch = self._unit(), self._prefetch
         is_followed = prefetch is not None and prefetch.gathers(unit)
-        group = companion_of(group) or group
-        in_halves = output_tensor.is_cuda and _sends_differences(group)
-        pushed = native.unit_pushed(units_of_groups[unit].full_name, owner=number_of(unit), in_halves=in_halves)
-        with pushed, self._behind_the_stream_of(output_tensor):
+        group, call = self._over(group), self._call
+        in_halves = output_tensor.is_cuda and self._sends_differences
+        if call is not None:
+            call.in_halves, call.input_stream = in_halves, self._stream_of(output_tensor)
+        with call or nullcontext():
             work: dist.Work | None = self._own(
                 output_tensor, input_tensor, group=group, async_op=async_op or in_halves or is_followed
             )
         if work is None or prefetch is None or not is_followed:
             return work
         return _Followed(work, lambda: prefetch.waited(unit))
+
+    def _call_over(self, backend: _C.Backend) -> _C.UnitCall:
+        self._sends_differences = backend.options.sends_differences
+        made: _C.UnitCall = native.load().UnitCall(unit_of(self._unit(), backend))
+        return made
 
 
 class _Followed(dist.Work):
@@ -113,13 +138,13 @@ class _Followed(dist.Work):
         return is_done
 
 
-def _sends_differences(group: dist.ProcessGroup) -> bool:
-    backend = isthmus_backend(group)
-    return backend is not None and backend.options.sends_differences
-
-
 class UnitReduceScatter(_Collective):
     """Reduce-scatters the gradients of one prepared unit of FSDP2."""
+
+    def __init__(self, unit: ParamGroup, own: Any) -> None:
+        super().__init__(unit, own)
+        self._trained: tuple[int, ...] = ()  # what the call reduces
+        self._num_elements = 0  # of its input
 
     def __call__(
         self,
@@ -135,33 +160,46 @@ class UnitReduceScatter(_Collective):
         collective.
         """
         unit = self._unit()
-        shards = shard_group(unit)
-        group = shards or group
-        pushed = native.unit_pushed(*_tag_of_reduction(unit, shards, output_tensor, input_tensor))
-        # FSDP2 divides an input of another type on the stream of the call.
-        is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
-        with pushed, self._behind_the_stream_of(input_tensor) if is_as_filled else nullcontext():
-            work: dist.Work | None = self._own(
-                output_tensor, input_tensor, group=companion_of(group) or group, op=op, async_op=async_op
-            )
+        group = self._over(shard_group(unit) or group)
+        call = self._call
+        if call is not None:
+            trained = trainable_indexes(unit)
+            if trained != self._trained or input_tensor.numel() != self._num_elements:
+                call = self._other_call(unit, trained, output_tensor, input_tensor)
+            # FSDP2 divides an input of another type on the stream of the call.
+            is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
+            call.input_stream = self._stream_of(input_tensor) if is_as_filled else None
+        with call or nullcontext():
+            work: dist.Work | None = self._own(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         return work
 
+    def _call_over(self, backend: _C.Backend) -> _C.UnitCall:
+        unit = self._unit()
+        self._trained = trainable_indexes(unit)
+        row_elements = sum(section_elements(unit, index) for index in self._trained)
+        self._num_elements = row_elements * len(backend.global_ranks)
+        return call_of(unit, self._trained, backend)
 
-def _tag_of_reduction(
-    unit: ParamGroup, shards: dist.ProcessGroup | None, output: torch.Tensor, input: torch.Tensor
-) -> Tag:
-    """Return the tag of a unit that its own collective reduces. shards: its `shard_group`.
+    def _other_call(
+        self, unit: ParamGroup, trained: tuple[int, ...], output: torch.Tensor, input: torch.Tensor
+    ) -> _C.UnitCall:
+        """Return the call of a reduction of other parameters than the one before.
 
-    The input's size tells whether all trainable parameters have gradients; only if not, this searches the stack.
-    """
-    tag = tag_of(unit, trainable_indexes(unit))
-    if shards is not None and tag[-1].row_elements * shards.size() == input.numel():
-        return tag
-    found = reduction_of(output, input)
-    if found is not None and found[0] is unit:
-        return tag_of(*found)
-    name, layout, _, owner, _ = tag
-    return name, layout, native.load().Reason.UNKNOWN_SET, owner, None
+        The input's size tells whether all that are trained have gradients; only if not, this searches the stack.
+        """
+        target = self._target()
+        backend = isthmus_backend(target) if target is not None else None
+        assert backend is not None  # _over() has found it
+        if trained != self._trained:
+            self._call = self._call_over(backend)
+            if input.numel() == self._num_elements:
+                return self._call
+        found = reduction_of(output, input)
+        if found is not None and found[0] is unit:
+            return call_of(unit, found[1], backend)
+        core = native.load()
+        made: _C.UnitCall = core.UnitCall(unit_of(unit, backend), exact=core.Reason.UNKNOWN_SET)
+        return made
 
 
 def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> tuple[Any, Any]:

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.backends import backends_of
-from isthmus.units.models import groups_of, owners_of
+from isthmus.units.models import groups_of, held_units
 
-# Of each scaler, who reduces its models, and over which groups.
-_Followers = weakref.WeakKeyDictionary[nn.Module, tuple[set[int], list[dist.ProcessGroup]]]
+# Of each scaler, its models, and the groups that they are reduced over.
+_Followers = weakref.WeakKeyDictionary[nn.Module, list[dist.ProcessGroup]]
 _followers: weakref.WeakKeyDictionary[Any, _Followers] = weakref.WeakKeyDictionary()
 
 
@@ -26,7 +26,7 @@ def follow(scaler: Any, model: nn.Module) -> None:
         kind: Any = type(scaler)
         scaler.__class__ = _followed(kind)
         _followers[scaler] = weakref.WeakKeyDictionary()
-    _followers[scaler][model] = owners_of(model), groups_of(model)
+    _followers[scaler][model] = groups_of(model)
 
 
 @functools.cache
@@ -51,12 +51,12 @@ def _followed(kind: Any) -> Any:
 
 def _end_step(followers: _Followers, old: float, new: float, *, skipped: bool) -> None:
     """Undo a step that was skipped, let residuals follow the loss scale, and begin the next step."""
-    owners = {owner for owned, _ in followers.values() for owner in owned}
-    for backend in backends_of(group for _, groups in followers.values() for group in groups):
+    units = [unit for model in list(followers) for unit in held_units(model)]
+    for backend in backends_of(group for groups in followers.values() for group in groups):
         if skipped:
-            backend.skip_step(owners)
+            backend.skip_step(units)
         if not old or not new:  # nothing can be scaled back
-            backend.clear_units(owners)
+            backend.clear_units(units)
         elif new != old:
-            backend.scale_residuals(new / old, owners)
-        backend.begin_step(owners=owners)
+            backend.scale_residuals(new / old, units)
+        backend.begin_step(units=units)

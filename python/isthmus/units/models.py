@@ -1,23 +1,24 @@
-"""The units of a model, their parameters and owners, and the process groups that they are reduced over."""
+"""The units of a model, their parameters, who holds them, and the process groups that they are reduced over."""
 
 from __future__ import annotations
 
 import itertools
-import weakref
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from isthmus import native
 from isthmus.backends import companion_of, isthmus_backend
 from isthmus.torch_private import models as private
 from isthmus.torch_private.models import ParamGroup
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
+
+if TYPE_CHECKING:
+    from isthmus import _C
 
 # --- Units of models ---
 
@@ -145,30 +146,47 @@ def ddp_modules(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
     return [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
 
 
-# --- Their owners: FSDP2's and FSDP1's objects, DDP's modules, DTensors ---
-# The native module keeps the state of a unit with the number of its owner, and frees its memory once the owner is gone.
+# --- Who holds the native module's units: FSDP2's and FSDP1's objects, DDP's modules, DTensors ---
 
 _numbers = itertools.count(1)
 _number_of: MutableMapping[Any, int] = WeakIdKeyDictionary()
 
+# An owner has a unit in each group that reduces or gathers it, and DDP's modules have one for each bucket.
+_units_of: MutableMapping[Any, list[tuple[Hashable, _C.Unit]]] = WeakIdKeyDictionary()
+
 
 def number_of(owner: Any) -> int:
-    """Return the number of a unit's owner, which this process never uses again."""
-    number: int | None = _number_of.get(owner)
-    if number is None:
-        number = _number_of[owner] = next(_numbers)
-        weakref.finalize(owner, native.load().forget_owner, number).atexit = False
-    return number
+    """Return the number of an owner, which this process never uses again."""
+    if owner not in _number_of:
+        _number_of[owner] = next(_numbers)
+    return _number_of[owner]
 
 
-def living() -> set[int]:
-    """Return the numbers of all living owners that reduced, or may reduce, a unit."""
-    return set(_number_of.values())
+def held_unit(owner: Any, backend: _C.Backend, make: Callable[[], _C.Unit], what: Hashable = "") -> _C.Unit:
+    """Return the unit of `owner` in a group, which the first call makes, and which lives as long as the owner.
+
+    what: which of the owner's units it is.
+    """
+    units = _units_of.setdefault(owner, [])
+    for found, unit in units:
+        if found == what and backend.has(unit):
+            return unit
+    units.append((what, make()))
+    return units[-1][1]
 
 
-def owners_of(model: nn.Module) -> set[int]:
-    """Return the numbers of the owners that reduce gradients of `model`."""
-    reducers: list[Any] = [*fsdp2_groups(model), *filter(None, map(private.handle_of, model.modules()))]
-    reducers += ddp_modules(model)
-    reducers += [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    return {number_of(reducer) for reducer in reducers}
+def let_go(owner: Any) -> None:
+    """Let go of an owner's units. Later ones are new, under whatever name the owner has then."""
+    _units_of.pop(owner, None)
+
+
+def owners_in(model: nn.Module) -> list[Any]:
+    """Return the owners of units in `model`."""
+    owners: list[Any] = [*fsdp2_groups(model), *filter(None, map(private.handle_of, model.modules()))]
+    owners += ddp_modules(model)
+    return owners + [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+
+
+def held_units(model: nn.Module) -> list[_C.Unit]:
+    """Return the units that a model has so far."""
+    return [unit for owner in owners_in(model) for _, unit in _units_of.get(owner, ())]

@@ -6,9 +6,8 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -17,7 +16,7 @@ from isthmus import native
 from isthmus.backends import backends_of, group_on_isthmus
 from isthmus.job import is_first_rank, this_job, warn_once
 from isthmus.torch_private.groups import num_deferred_calls
-from isthmus.torch_private.models import ParamGroup, device_of, flat_parameter_of, gather_group, set_input_buffers
+from isthmus.torch_private.models import ParamGroup, device_of, gather_group, set_input_buffers
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
 from isthmus.units.collectives import give_back, replace_collectives, why_not_replaceable
 from isthmus.units.copies import why_fsdp1_is_exact
@@ -32,14 +31,12 @@ from isthmus.units.models import (
     fsdp2_roots,
     fsdp2_units,
     groups_of,
+    let_go,
     number_of,
     shard_group,
 )
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
-
-if TYPE_CHECKING:
-    from isthmus import _C
+from isthmus.units.prepared import Prepared, PreparedUnit, named_parameters, unit_of_parameter, units_of_groups
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -127,18 +124,11 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, handle, unit in fsdp1:
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(handle, fsdp_module)
-        _name_parameter(flat_parameter_of(handle), unit, prepared, exact, handle)
+        let_go(handle)
+        named_parameters[handle] = prepared.full_name(unit.name), unit.layout(), exact
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
-
-
-def _name_parameter(
-    parameter: torch.Tensor, unit: Unit, prepared: Prepared, exact: _C.Reason | None, owner: Any
-) -> None:
-    """Let autograd tell the native module that a reduction belongs to this unit."""
-    name, layout_hash = prepared.full_name(unit.name), prepared.remember(unit.layout())
-    native.load().name_parameter(parameter, name, layout_hash, exact, number_of(owner))
 
 
 def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
@@ -206,6 +196,7 @@ def _undo(model: nn.Module, prepared: Prepared | None) -> None:
             if found.collectives is not None:
                 give_back(group, found.collectives)
             del units_of_groups[group]
+            let_go(group)
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
@@ -236,8 +227,10 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     prepared.take_number(groups_of(model))
     for _, parameter in parameters:
         unit = prepared.units[number_of(parameter)]
-        _name_parameter(parameter, unit, prepared, prepared.exact_reason(unit.name), parameter)
-        names_of_dtensors[parameter] = prepared.full_name(unit.name)
+        named_parameters[parameter] = prepared.full_name(unit.name), unit.layout(), prepared.exact_reason(unit.name)
+        mesh: Any = parameter.device_mesh
+        backends = backends_of(mesh.get_group(dim) for dim in range(mesh.ndim))
+        native.load().name_parameter(parameter, [unit_of_parameter(parameter, backend) for backend in backends])
 
 
 def _what_was_found(model: nn.Module) -> str:
@@ -306,8 +299,12 @@ def unit(name: str) -> Iterator[None]:
     if not name:
         raise ValueError("a unit needs a name")
     before = num_deferred_calls()
-    with native.unit_pushed(name, by_user=True):
+    core = native.load()
+    core.push_name(name)
+    try:
         yield
+    finally:
+        core.pop_name()
     if (number := num_deferred_calls() - before) > 0 and is_first_rank():
         warn_once(
             f"isthmus.unit({name!r}) is inside of a coalescing manager, where it names nothing: torch makes its "

@@ -11,17 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.torch_private.models import ParamGroup, section_elements
+from isthmus.torch_private.models import ParamGroup, section_elements, trainable_indexes
 from isthmus.units.copies import why_fsdp2_is_exact
 from isthmus.units.layout import Layout, Parameter
-from isthmus.units.models import Unit, label_of, number_of
+from isthmus.units.models import Unit, held_unit, label_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -41,8 +40,6 @@ class Prepared:
     number: int = 0  # tells models of equal names in one group apart
     units: dict[int, Unit] = field(default_factory=dict)  # FSDP's and DTensors', by owner
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
-    # The layouts of reductions so far, by hash; a checkpoint saves them with residuals.
-    layouts: dict[int, Layout] = field(default_factory=dict)
     # How many backward passes had each bucket of DDP, by name and layout.
     bucket_passes: Counter[tuple[str, int]] = field(default_factory=Counter)
     prefetch: Prefetch | None = None
@@ -90,15 +87,9 @@ class Prepared:
         units = (self.full_name(unit.name) for unit in self.units.values())
         return sorted({*units, *(bucket for bucket, _ in self.bucket_passes)})
 
-    def remember(self, layout: Layout) -> int:
-        """Note that reductions have this layout; return its hash."""
-        self.layouts[layout.hash] = layout
-        return layout.hash
-
-    def expect(self, bucket: str, layout: Layout) -> int:
-        """Note a bucket's layout from a checkpoint, after which no rebuild is expected; return its hash."""
+    def expect(self, bucket: str, layout: Layout) -> None:
+        """Note a bucket's layout from a checkpoint, after which no rebuild is expected."""
         self.bucket_passes[self.full_name(bucket), layout.hash] = PASSES_BEFORE_REBUILD
-        return self.remember(layout)
 
 
 # Who has taken a name and number. The dead keep theirs: a rank may keep a model that others dropped.
@@ -127,26 +118,66 @@ class PreparedUnit:
 
 units_of_groups: weakref.WeakKeyDictionary[ParamGroup, PreparedUnit] = weakref.WeakKeyDictionary()
 
-# The native module's form of a unit: name, layout, why it is exact, owner, sections.
-Tag = tuple[str, int, "_C.Reason | None", int, Any]
+
+class Described(NamedTuple):
+    """What a reduction tells of its unit."""
+
+    name: str
+    sections: _C.Sections | None = None  # of the parameters that are trained, where rows of them are reduced
+    with_gradients: _C.Sections | None = None  # of those that have gradients, where some have none
+    exact: _C.Reason | None = None
+
 
 # Of FSDP2's objects, why copies keep their reductions exact, and their sections by the indexes of parameters.
 _known: weakref.WeakKeyDictionary[ParamGroup, tuple[_C.Reason | None, dict[tuple[int, ...], Any]]]
 _known = weakref.WeakKeyDictionary()
 
 
-def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
-    """Return the tag of a unit of FSDP2 whose parameters with these indexes have gradients."""
+def describe(group: ParamGroup, indexes: tuple[int, ...]) -> Described:
+    """Describe a reduction by a unit of FSDP2 whose parameters with these indexes have gradients."""
     if group not in _known:
         _known[group] = why_fsdp2_is_exact(group), {}
     why_copies, sections = _known[group]
-    if indexes not in sections:
-        sections[indexes] = native.load().Sections([(index, section_elements(group, index)) for index in indexes])
+    trained = trainable_indexes(group)
+    for some in (trained, indexes):
+        if some not in sections:
+            sections[some] = native.load().Sections([(index, section_elements(group, index)) for index in some])
     found = units_of_groups.get(group)
-    if found is None:  # of another backend, in a hook
-        return label_of(group), 0, why_copies, number_of(group), sections[indexes]
-    return found.full_name, 0, found.exact or why_copies, number_of(group), sections[indexes]
+    name, exact = (label_of(group), None) if found is None else (found.full_name, found.exact)
+    return Described(name, sections[trained], None if indexes == trained else sections[indexes], exact or why_copies)
 
 
-# The names of parameters that SimpleFSDP and others gather one by one.
-names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
+def unit_of(group: ParamGroup, backend: _C.Backend) -> _C.Unit:
+    """Return the unit of one of FSDP2's objects in a process group."""
+
+    def make() -> _C.Unit:
+        found = units_of_groups.get(group)
+        if found is None:  # of another backend, in a hook
+            return backend.unit(label_of(group))
+        return backend.unit(found.full_name, parameters=found.unit.layout().to_json())
+
+    return held_unit(group, backend, make)
+
+
+def call_of(group: ParamGroup, indexes: tuple[int, ...], backend: _C.Backend) -> _C.UnitCall:
+    """Return how the native module is told of a reduction that `describe` describes."""
+    _, sections, with_gradients, exact = describe(group, indexes)
+    made: _C.UnitCall = native.load().UnitCall(unit_of(group, backend), sections, with_gradients, exact)
+    return made
+
+
+# --- Parameters of FSDP1 and of SimpleFSDP, by FSDP1's handles and DTensors ---
+
+NamedUnit = tuple[str, Layout, "_C.Reason | None"]
+
+named_parameters: MutableMapping[Any, NamedUnit] = WeakIdKeyDictionary()
+
+
+def unit_of_parameter(owner: Any, backend: _C.Backend) -> _C.Unit:
+    """Return the unit of what `named_parameters` has."""
+
+    def make() -> _C.Unit:
+        name, layout, exact = named_parameters[owner]
+        return backend.unit(name, layout.hash, exact, layout.to_json())
+
+    return held_unit(owner, backend, make)

@@ -26,7 +26,7 @@ void PacketCoder::count_packets(const Run& run, const ReductionPlan& plan, Packe
 }
 
 DeviceContext* PacketCoder::context_on_device(const ReductionPlan& plan, PacketUse use) {
-  return plan.contexts != nullptr ? plan.contexts + static_cast<int>(use) : nullptr;
+  return plan.has_state && plan.unit->contexts != nullptr ? plan.unit->contexts.get() + static_cast<int>(use) : nullptr;
 }
 
 void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
@@ -44,7 +44,7 @@ void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const Piece
       count_packets(run, plan, PacketUse::kPiece);
     }
   }
-  if (is_last && plan.unit != nullptr) {
+  if (is_last && plan.has_state) {
     guard(run, plan, plan.unit->pieces);
   }
 }

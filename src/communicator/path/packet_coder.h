@@ -37,7 +37,7 @@ class PacketCoder {
               const PacketContext& context, Workspace workspace) const;
 
  private:
-  // Where a GPU reads unit and step of these packets and counts steps. Null on the CPU, and for plans without a unit.
+  // Where a GPU reads unit and step of these packets and counts steps. Null on the CPU, and for plans without state.
   static DeviceContext* context_on_device(const ReductionPlan& plan, PacketUse use);
   Buffer in_float32(Run& run, ConstBuffer values, ConstBuffer residual) const;
   void measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given, ConstBuffer packet,

@@ -215,7 +215,7 @@ Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuff
   const PacketContext context = coder_.context_for(plan, PacketUse::kResult, tiers_.node());
   coder_.encode(run, plan, codec, result, residual, packet, context, workspace);
   coder_.count_packets(run, plan, PacketUse::kResult);
-  if (plan.unit != nullptr) {
+  if (plan.has_state) {
     coder_.guard(run, plan, plan.unit->result);
   }
   return packet;

@@ -76,14 +76,13 @@ std::optional<Reason> compare_replicas(const std::vector<WeightHeader>& headers,
 }  // namespace
 
 WeightPath::WeightPath(const TierSet& tiers, const Options& options, Device& device, const TwoTierPath& path,
-                       MemoryUse& memory, std::function<void()> throw_if_aborted)
+                       std::function<void()> throw_if_aborted)
     : tiers_(tiers),
       options_(options),
       device_(device),
       path_(path),
       throw_if_aborted_(std::move(throw_if_aborted)),
-      coder_(make_weight_coder(device)),
-      replica_bytes_(memory.replica_bytes) {}
+      coder_(make_weight_coder(device)) {}
 
 // A Run refers to parts of the communicator, which a gather may outlive.
 WeightPath::~WeightPath() {
@@ -110,50 +109,32 @@ void WeightPath::begin(const std::shared_ptr<GatherUnderWay>& gather) {
     return;
   }
   const int64_t rail_elements = tiers_.num_nodes() * gather->shard.num_elements;
-  gather->replica = find_or_add(gather->unit, rail_elements);
-  if (gather->replica == nullptr) {  // perhaps on this rank only: others may have dropped units
-    gather->replica = std::make_shared<Replica>();
-    gather->replica->hash = gather->unit.hash();
-    gather->replica->shards = run.take(rail_elements, gather->shard.dtype);
+  if (gather->unit->replica == nullptr) {
+    give_replica(*gather->unit, rail_elements);
   }
-  gather->number = gather->replica->gathers;
+  gather->number = gather->unit->replica->gathers;
   encode(*gather);
   exchange_headers(*gather);
   under_way_.push_back(gather);
 }
 
-// The replica of a unit whose rail has `num_elements` of weights. The first call makes it, not valid yet. Returns null
-// if it is new and there are max_units already.
-std::shared_ptr<Replica> WeightPath::find_or_add(const UnitKey& key, int64_t num_elements) {
-  const auto found = replicas_.find(key);
-  if (found != replicas_.end()) {
-    return found->second;
-  }
-  if (static_cast<int64_t>(replicas_.size()) >= options_.max_units) {
-    return nullptr;
-  }
-  auto replica = std::make_shared<Replica>();
-  replica->hash = key.hash();
-  replica->shards = {nullptr, num_elements, key.dtype};
-  const int64_t bytes = replica->words().bytes();
+// Makes the replica of a unit whose rail has `num_elements` of weights. It is not valid yet.
+void WeightPath::give_replica(Unit& unit, int64_t num_elements) {
+  auto replica = std::make_shared<Replica>(unit.memory);
+  Buffer shards{nullptr, num_elements, unit.key.dtype};
+  const int64_t bytes = round_up(shards.bytes(), 8);
   try {
     replica->memory = device_.allocate(bytes);
   } catch (const std::bad_alloc&) {
-    throw Error(detail::concatenate("unit \"", key.name, "\": no memory for a replica of its rail's weights, ", bytes,
-                                    " bytes, beside ", replica_bytes_, " bytes of other units (weights=delta)"));
+    throw Error(detail::concatenate("unit \"", unit.key.name, "\": no memory for a replica of its rail's weights, ",
+                                    bytes, " bytes, beside ", unit.memory->replica_bytes.load(),
+                                    " bytes of other units (weights=delta)"));
   }
-  replica->shards.data = replica->memory.get();
-  device_.clear({replica->shards.data, bytes, DataType::kByte}, device_.lane(Lane::kEncodeWeights));
-  replica_bytes_ += bytes;
-  return replicas_.emplace(key, std::move(replica)).first->second;
-}
-
-void WeightPath::drop(const std::string& unit) {
-  std::erase_if(replicas_, [&](const auto& entry) {
-    const bool is_gone = entry.first.name == unit;
-    replica_bytes_ -= is_gone ? entry.second->words().bytes() : 0;
-    return is_gone;
-  });
+  shards.data = replica->memory.get();
+  replica->shards = shards;
+  device_.clear({shards.data, bytes, DataType::kByte}, device_.lane(Lane::kEncodeWeights));
+  unit.memory->replica_bytes += bytes;
+  unit.replica = std::move(replica);
 }
 
 // Frees what gathers hold that nobody can finish any more. It concerns this rank alone.
@@ -170,12 +151,12 @@ void WeightPath::release_abandoned() {
 void WeightPath::encode(GatherUnderWay& gather) {
   Run& run = *gather.run;
   const ConstBuffer shard = gather.shard;
-  const Replica& replica = *gather.replica;
+  const Replica& replica = *gather.unit->replica;
   gather.sent = run.take(weight_sent_bytes(shard), DataType::kByte);
   WeightEncode encode;
   encode.header.dtype = shard.dtype;
   encode.header.sender = static_cast<uint16_t>(tiers_.node());
-  encode.header.unit_hash = replica.hash;
+  encode.header.unit_hash = gather.unit->hash;
   encode.header.num_elements = static_cast<uint64_t>(shard.num_elements);
   encode.header.has_replica = replica.is_valid ? 1 : 0;
   if (replica.is_valid) {
@@ -222,20 +203,15 @@ void WeightPath::wait_for_headers(const GatherUnderWay& gather) const {
 
 void WeightPath::finish(GatherUnderWay& gather) {
   Run& run = *gather.run;
-  Replica& replica = *gather.replica;
+  Replica& replica = *gather.unit->replica;
   run.set_phase("inter all-gather of headers");
-  ISTHMUS_CHECK(Error, gather.number == replica.gathers, "unit \"", gather.unit.name, "\": gather ", gather.number,
+  ISTHMUS_CHECK(Error, gather.number == replica.gathers, "unit \"", gather.unit->key.name, "\": gather ", gather.number,
                 " of its weights is waited for too late, after gather ", replica.gathers - 1);
   std::vector<WeightHeader> headers(static_cast<size_t>(tiers_.num_nodes()));
   std::memcpy(static_cast<void*>(headers.data()), gather.headers_on_host, headers.size() * sizeof(WeightHeader));
   check_headers(headers, gather.shard);
   cross(gather, headers);
-  if (replica.memory == nullptr) {
-    run.reason = Reason::kTooManyUnits;
-    run.weights.whole = {{Reason::kTooManyUnits, 1}};
-  } else {
-    run.codec = "delta";
-  }
+  run.codec = "delta";
   path_.all_gather(run, gather.shard, gather.gathered, replica.shards);
   replica.last_use = run.event();
   free_headers_.push_back(gather.headers_on_host);
@@ -244,7 +220,7 @@ void WeightPath::finish(GatherUnderWay& gather) {
 
 void WeightPath::cross(GatherUnderWay& gather, const std::vector<WeightHeader>& headers) {
   Run& run = *gather.run;
-  Replica& replica = *gather.replica;
+  Replica& replica = *gather.unit->replica;
   const std::optional<Reason> whole = why_whole(run, headers);
   run.weights.unchanged = !whole && !has_changed(headers[static_cast<size_t>(tiers_.node())]) ? 1 : 0;
   replica.is_valid = false;  // until every shard has been updated
@@ -309,7 +285,7 @@ void WeightPath::gather_packets(GatherUnderWay& gather, const std::vector<Weight
                   .node = tiers_.node(),
                   .packets = rows,
                   .shard = gather.shard,
-                  .replica = gather.replica->shards},
+                  .replica = gather.unit->replica->shards},
                  run.workspace(coder_->decode_scratch_bytes(gather.shard, num_nodes)));
 }
 

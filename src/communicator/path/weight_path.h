@@ -4,10 +4,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,37 +14,41 @@
 #include "communicator/path/two_tier_path.h"
 #include "communicator/run/run.h"
 #include "communicator/run/tier_set.h"
+#include "communicator/units/unit.h"
 #include "isthmus/communicator.h"
 #include "isthmus/options.h"
 
 namespace isthmus {
 
-// What the ranks of a rail last sent each other of one unit's weights: their shards, by node. A gather under way owns
-// it as well.
+// What the ranks of a rail last sent each other of one unit's weights: their shards, by node.
 struct Replica {
-  uint64_t hash = 0;      // of the unit's key
+  explicit Replica(std::shared_ptr<MemoryUse> of_communicator) : use(std::move(of_communicator)) {}
+  ~Replica() { use->replica_bytes -= words().bytes(); }
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  const std::shared_ptr<MemoryUse> use;
   uint64_t gathers = 0;   // so far; equal on all ranks
   Buffer shards;          // of all nodes, in the gathered type; zeros fill them up to a multiple of 8 bytes
   bool is_valid = false;  // whether the peers have the same
-  DeviceMemory memory;    // null: it is scratch memory of one gather
-  EventPtr last_use;      // passes when the last gather is done with it; null on the CPU, and before the first one
+  DeviceMemory memory;
+  EventPtr last_use;  // passes when the last gather is done with it; null on the CPU, and before the first one
 
   // The shards with the zeros behind them, as checksum_of() takes them.
   ConstBuffer words() const { return {shards.data, round_up(shards.bytes(), 8), DataType::kByte}; }
 };
 
 struct GatherUnderWay final : WeightGather {
-  GatherUnderWay(ConstBuffer shard_, Buffer gathered_, UnitKey unit_)
+  GatherUnderWay(ConstBuffer shard_, Buffer gathered_, UnitPtr unit_)
       : shard(shard_), gathered(gathered_), unit(std::move(unit_)) {}
 
   const ConstBuffer shard;
   const Buffer gathered;
-  const UnitKey unit;
+  const UnitPtr unit;
   std::optional<Run> run;  // nothing: the gather is over
   EventPtr done;           // of the whole gather, once it is over
 
   // What begin() leaves to finish().
-  std::shared_ptr<Replica> replica;
   uint64_t number = 0;              // of the unit's gathers so far
   Buffer sent;                      // header and packet of this rank
   Buffer headers;                   // of all nodes
@@ -57,7 +59,7 @@ struct GatherUnderWay final : WeightGather {
 class WeightPath {
  public:
   // throw_if_aborted: throws TransportError once the communicator is aborted. All arguments outlive this object.
-  WeightPath(const TierSet& tiers, const Options& options, Device& device, const TwoTierPath& path, MemoryUse& memory,
+  WeightPath(const TierSet& tiers, const Options& options, Device& device, const TwoTierPath& path,
              std::function<void()> throw_if_aborted);
   ~WeightPath();
 
@@ -70,11 +72,8 @@ class WeightPath {
   // fit together.
   void finish(GatherUnderWay& gather);
 
-  // Frees the replicas of the units with that name.
-  void drop(const std::string& unit);
-
  private:
-  std::shared_ptr<Replica> find_or_add(const UnitKey& key, int64_t num_elements);
+  void give_replica(Unit& unit, int64_t num_elements);
   void encode(GatherUnderWay& gather);
   void exchange_headers(GatherUnderWay& gather);
   void cross(GatherUnderWay& gather, const std::vector<WeightHeader>& headers);
@@ -90,8 +89,6 @@ class WeightPath {
   const TwoTierPath& path_;
   const std::function<void()> throw_if_aborted_;
   const std::unique_ptr<WeightCoder> coder_;
-  std::map<UnitKey, std::shared_ptr<Replica>> replicas_;  // at most options.max_units; none is evicted
-  std::atomic<int64_t>& replica_bytes_;
   std::vector<std::shared_ptr<GatherUnderWay>> under_way_;  // between their halves
   std::vector<void*> free_headers_;                         // room for headers on the host that no gather uses
 };

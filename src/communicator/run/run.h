@@ -63,6 +63,7 @@ class Run {
   WeightStats weights;
   PeerWaits peer_waits;
   const UnitKey* unit = nullptr;      // whose gradients or weights it moves; null: nobody's
+  UnitRecord* record = nullptr;       // of that unit
   const char* codec = "none";         // of the unit, as UnitStats names it
   const Options* settings = nullptr;  // of that codec; null: none
   std::shared_ptr<const SquaredError> error = nullptr;

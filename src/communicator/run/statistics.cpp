@@ -17,26 +17,23 @@ void Statistics::record(const Run& run) {
   if (run.collective() != Collective::kAllGather) {
     ++(run.reason ? stats_.exact_calls[*run.reason] : stats_.compressed_calls);
   }
-  if (run.unit != nullptr) {
-    record_unit(run);
+  if (run.record != nullptr) {
+    record_unit(run, *run.record);
   }
   add_timings();
 }
 
-void Statistics::record_unit(const Run& run) {
-  const uint64_t hash = run.unit->hash();
-  const auto found = unit_records_.find(hash);
-  if (found == unit_records_.end() && static_cast<int64_t>(unit_records_.size()) >= 2 * max_units_) {
-    return;
-  }
-  UnitRecord& record = unit_records_[hash];
+void Statistics::record_unit(const Run& run, UnitRecord& record) {
   UnitStats& stats = record.stats;
-  stats.name = run.unit->name;
-  stats.collective = run.unit->collective;
-  stats.num_elements = run.unit->num_elements;
-  stats.dtype = run.unit->dtype;
-  stats.codec = run.codec;
-  stats.settings = run.settings != nullptr ? run.settings->codec_settings() : "";
+  if (stats.calls == 0 || record.settings != run.settings || stats.codec != run.codec) {
+    stats.name = run.unit->name;
+    stats.collective = run.unit->collective;
+    stats.num_elements = run.unit->num_elements;
+    stats.dtype = run.unit->dtype;
+    stats.codec = run.codec;
+    stats.settings = run.settings != nullptr ? run.settings->codec_settings() : "";
+    record.settings = run.settings;
+  }
   stats.reason = run.reason;
   ++stats.calls;
   stats.unchanged_calls += run.weights.unchanged;
@@ -45,6 +42,18 @@ void Statistics::record_unit(const Run& run) {
   if (run.error != nullptr) {
     record.error = run.error;
   }
+}
+
+std::shared_ptr<UnitRecord> Statistics::record_of(uint64_t unit_hash) {
+  const std::lock_guard lock(mutex_);
+  if (static_cast<int64_t>(unit_records_.size()) >= 2 * max_units_) {
+    std::erase_if(unit_records_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  }
+  std::shared_ptr<UnitRecord>& record = unit_records_[unit_hash];
+  if (record == nullptr) {
+    record = std::make_shared<UnitRecord>();
+  }
+  return record;
 }
 
 void Statistics::add_timing(Timing timing) {
@@ -73,18 +82,19 @@ Stats Statistics::snapshot() {
   add_timings();
   Stats stats = stats_;
   stats.codec += on_device;
-  stats.num_units = memory.num_units;
-  stats.residual_bytes = memory.residual_bytes;
-  stats.weights.replica_bytes = memory.replica_bytes;
-  stats.scratch_bytes = memory.scratch_bytes;
+  stats.num_units = memory->num_units;
+  stats.dropped_residuals += memory->dropped_residuals;
+  stats.residual_bytes = memory->residual_bytes;
+  stats.weights.replica_bytes = memory->replica_bytes;
+  stats.scratch_bytes = memory->scratch_bytes;
   for (const auto& [hash, record] : unit_records_) {
-    if (record.stats.calls == 0) {
+    if (record->stats.calls == 0) {
       continue;
     }
-    UnitStats& unit = stats.units[hash] = record.stats;
-    if (record.error != nullptr) {
-      unit.given_squares = record.error->given - record.given_before;
-      unit.dropped_squares = record.error->dropped - record.dropped_before;
+    UnitStats& unit = stats.units[hash] = record->stats;
+    if (record->error != nullptr) {
+      unit.given_squares = record->error->given - record->given_before;
+      unit.dropped_squares = record->error->dropped - record->dropped_before;
     }
   }
   return stats;
@@ -94,11 +104,12 @@ void Statistics::reset() {
   device_.reset_codec_counts();
   const std::lock_guard lock(mutex_);
   stats_ = {};
+  memory->dropped_residuals = 0;
   for (auto& [hash, record] : unit_records_) {
-    record.stats = {};
-    if (record.error != nullptr) {
-      record.given_before = record.error->given;
-      record.dropped_before = record.error->dropped;
+    record->stats = {};
+    if (record->error != nullptr) {
+      record->given_before = record->error->given;
+      record->dropped_before = record->error->dropped;
     }
   }
   timings_.clear();

@@ -85,9 +85,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       cuda_(parts.cuda.world ? make_cuda_side(group_, std::move(parts.cuda), faults_, counters_) : nullptr),
       no_cuda_(std::move(parts.no_cuda)),
       sides_(cuda_ ? std::vector<Side*>{&cpu_, cuda_.get()} : std::vector<Side*>{&cpu_}),
-      recogniser_(group_, counters_, parts.covers_job),
-      weights_(group_),
-      units_(group_, sides_) {
+      registry_(std::make_shared<UnitRegistry>(group_)),
+      recogniser_(group_, *registry_, counters_, parts.covers_job, *this),
+      units_(group_, sides_, *registry_) {
   init();
   faults_.set_sides({sides_.begin(), sides_.end()});
   for (Side* side : sides_) {

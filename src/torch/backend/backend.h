@@ -23,7 +23,6 @@
 #include "torch/sides/cpu_side.h"
 #include "torch/sides/device_units.h"
 #include "torch/units/gradient_recogniser.h"
-#include "torch/units/weight_recogniser.h"
 #include "torch/works/work.h"
 
 // Newer torches call further functions named *_single, which forward to the old ones.
@@ -83,7 +82,7 @@ inline auto& shutdown_listener = *new std::function<void(BackendIsthmus& backend
 // and the backend is never destroyed, so that the child can end without touching the parent's connections.
 //
 // Locks: `shutdown_mutex_` is held while threads end and connections close, `mutex_` for moments, never while a world
-// backend runs. The members have their own locks: DeviceUnits, GradientRecogniser and CallCounters take no other lock
+// backend runs. The members have their own locks: UnitRegistry, GradientRecogniser and CallCounters take no other lock
 // under theirs; CpuSide and FaultWatch state their order.
 class BackendIsthmus final : public c10d::Backend {
  public:
@@ -97,6 +96,11 @@ class BackendIsthmus final : public c10d::Backend {
   bool beyond_job() const { return beyond_job_; }
   // The state of units, for checkpoints and loss scales.
   DeviceUnits& units() { return units_; }
+  // Makes a unit, whose calls take it straight to its path.
+  UnitHandlePtr unit(UnitDescription description, bool counted) {
+    return registry_->make(std::move(description), counted);
+  }
+  bool has(const UnitHandle& unit) const { return unit.is_of(*registry_); }
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -231,8 +235,8 @@ class BackendIsthmus final : public c10d::Backend {
   const std::unique_ptr<Side> cuda_;  // null if the group takes CPU tensors alone
   const std::string no_cuda_;         // see BackendParts
   const std::vector<Side*> sides_;    // the CPU's first
+  const std::shared_ptr<UnitRegistry> registry_;
   GradientRecogniser recogniser_;
-  WeightRecogniser weights_;
   DeviceUnits units_;
 
   std::mutex shutdown_mutex_;  // callers of shutdown() do its work one after the other

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "communicator/plan/policy.h"
+#include "communicator/units/unit.h"
 #include "torch/backend/backend.h"
 #include "torch/base/tensors.h"
 #include "torch/works/stand_ins.h"
@@ -47,7 +48,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   call.timeout = timeout_or_default(timeout);
   // The input is a part of the output where FSDP2 gathers, so the stream that wrote it is the one that owns both.
   const bool is_copied = call.input_is_copy || !call.written.is_same(output);
-  const auto owner = is_copied ? std::nullopt : input_stream();
+  const auto owner = is_copied ? std::nullopt : told_input_stream();
   if (!unit) {
     call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written), owner](
                    Communicator& communicator, Stream stream) {
@@ -55,16 +56,13 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
     };
     return submit(side, std::move(call));
   }
-  const UnitKey& key = unit->key;
+  const UnitKey& key = unit->unit->key;
   call.operation.unit = key.name;
   const Buffer gathered{call.written.data_ptr(), key.num_elements, key.dtype};
   const ConstBuffer shard{call.input.const_data_ptr(), key.num_elements / group_.size, key.dtype};
   call.in_halves = unit->in_halves;
-  call.begin = [shard, gathered, key, gone = weights_.take_gone(), owner](Communicator& communicator, Stream stream) {
-    for (const std::string& name : gone) {
-      communicator.drop_weights(name);
-    }
-    return communicator.begin_gather_weights(shard, gathered, key, owner.value_or(stream));
+  call.begin = [shard, gathered, unit = unit->unit, owner](Communicator& communicator, Stream stream) {
+    return communicator.begin_gather_weights(shard, gathered, unit, owner.value_or(stream));
   };
   return submit(side, std::move(call));
 }
@@ -72,7 +70,8 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
 WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor input,
                                       const c10d::AllgatherOptions& options) {
   if (takes_two_tiers(output, input)) {
-    return submit_gather(side, output, input, options.timeout, weights_.recognise(output));
+    const auto unit = recogniser_.knows_weights() ? recogniser_.recognise_gather(output) : std::nullopt;
+    return submit_gather(side, output, input, options.timeout, unit);
   }
   if (output.is_contiguous()) {  // Gloo requires matching shapes, the two-tier path does not
     output = output.view({-1});
@@ -92,11 +91,11 @@ WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, c
 WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) {
   Side& side = arrived("allgather", inputs);
-  if (weights_.is_active() && inputs.size() == 1 && outputs.size() == 1 &&
+  if (recogniser_.knows_weights() && inputs.size() == 1 && outputs.size() == 1 &&
       outputs[0].size() == static_cast<size_t>(group_.size)) {
     const at::Tensor output = whole_of(outputs[0]);
     const std::optional<GatheredUnit> unit =
-        output.defined() && takes_two_tiers(output, inputs[0]) ? weights_.recognise(output) : std::nullopt;
+        output.defined() && takes_two_tiers(output, inputs[0]) ? recogniser_.recognise_gather(output) : std::nullopt;
     if (unit) {
       return submit_gather(side, output, inputs[0], options.timeout, unit);
     }

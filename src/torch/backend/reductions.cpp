@@ -1,6 +1,7 @@
 // Reductions: gradients go in two tiers, all others to the world backend.
 #include <utility>
 
+#include "communicator/units/unit.h"
 #include "torch/backend/backend.h"
 #include "torch/base/tensors.h"
 #include "torch/works/stand_ins.h"
@@ -51,13 +52,14 @@ CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
 
 WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input,
                                          const Reduction& gradient, std::chrono::milliseconds timeout) {
-  const DataType dtype = gradient.unit.dtype;
+  const UnitKey& unit = gradient.unit->key;
+  const DataType dtype = unit.dtype;
   TwoTierCall call;
-  call.operation.unit = gradient.unit.name;
+  call.operation.unit = unit.name;
   call.operation.tensor = describe(input.numel(), input);
   call.output = output;
   call.timeout = timeout_or_default(timeout);
-  if (gradient.unit.collective == Collective::kReduceScatter) {
+  if (unit.collective == Collective::kReduceScatter) {
     TORCH_CHECK_VALUE(input.numel() == output.numel() * group_.size, "isthmus: reduce-scatter of ", input.numel(),
                       " elements into ", output.numel(), " over ", group_.size, " ranks: expected ",
                       output.numel() * group_.size);
@@ -67,7 +69,7 @@ WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, c
     call.input = contiguous(input);
     call.input_is_copy = !call.input.is_same(input);
     call.written = contiguous_stand_in(output);
-    const auto written_on = call.input_is_copy ? std::nullopt : input_stream();
+    const auto written_on = call.input_is_copy ? std::nullopt : told_input_stream();
     call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient,
                 written_on](Communicator& communicator, Stream stream) {
       return communicator.reduce_scatter(data, shard, gradient, stream, written_on);
@@ -82,7 +84,6 @@ WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, c
       return communicator.all_reduce(data, gradient, stream);
     };
   }
-  units_.bring_loaded_to(side);
   return submit(side, std::move(call));
 }
 

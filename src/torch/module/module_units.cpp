@@ -28,10 +28,6 @@ auto named(const Values& values, const std::string& text, const char* what) {
 
 using SectionsPtr = std::shared_ptr<Sections>;
 
-// Python's form of a UnitTag, and of an FsdpCaller: a reason alone says why_not.
-using Tag = std::tuple<std::string, uint64_t, std::optional<Reason>, uint64_t, SectionsPtr>;
-using Caller = std::optional<std::variant<Reason, std::tuple<Tag, std::optional<at::Tensor>>>>;
-
 SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
   std::vector<Section> sections;
   sections.reserve(pairs.size());
@@ -41,47 +37,12 @@ SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs)
   return std::make_shared<Sections>(std::move(sections));
 }
 
-py::list pairs_of(const std::shared_ptr<const Sections>& sections) {
-  py::list pairs;
-  for (const Section& section : sections != nullptr ? sections->all() : std::vector<Section>{}) {
-    pairs.append(py::make_tuple(section.parameter, section.num_elements));
-  }
-  return pairs;
-}
-
-py::list list_of_parked(const std::vector<ParkedState>& parked) {
-  py::list list;
-  for (const ParkedState& one : parked) {
-    list.append(py::make_tuple(one.of_result, one.piece, one.parameter, one.begin, one.values.num_elements));
-  }
-  return list;
-}
-
-// Returns parked states whose values are consecutive views of `values`.
-std::vector<ParkedState> parked_from(const py::object& list, const at::Tensor& values) {
-  std::vector<ParkedState> parked;
-  int64_t begin = 0;
-  const int64_t num_values = values.numel();
-  for (const auto& [of_result, piece, parameter, first, num_elements] :
-       list.cast<std::vector<std::tuple<bool, int64_t, int64_t, int64_t, int64_t>>>()) {
-    if (num_elements < 0 || num_elements > num_values - begin) {
-      throw py::value_error("unit state: parked parts have more elements than the " + std::to_string(num_values) +
-                            " that are given");
-    }
-    const ConstBuffer all{values.const_data_ptr(), num_values, DataType::kFloat32};
-    parked.push_back({of_result, piece, parameter, first, all.slice(begin, num_elements)});
-    begin += num_elements;
-  }
-  return parked;
-}
-
 py::dict to_dict(const SavedUnit& unit) {
   return py::dict("name"_a = unit.key.name, "num_elements"_a = unit.key.num_elements,
                   "dtype"_a = to_string(unit.key.dtype), "collective"_a = to_string(unit.key.collective),
                   "layout"_a = unit.key.layout, "step"_a = unit.step, "scale"_a = unit.scale,
-                  "residual"_a = unit.residual, "result_residual"_a = unit.result_residual, "owner"_a = unit.key.owner,
-                  "sections"_a = pairs_of(unit.key.sections), "parked"_a = list_of_parked(unit.parked),
-                  "parked_values"_a = unit.parked_values);
+                  "residual"_a = unit.residual, "result_residual"_a = unit.result_residual, "is_held"_a = unit.is_held,
+                  "parameters"_a = unit.parameters);
 }
 
 py::list list_of_units(const std::vector<SavedUnit>& units) {
@@ -103,129 +64,158 @@ SavedUnit from_dict(const py::dict& state) {
   unit.scale = state["scale"].cast<double>();
   unit.residual = state["residual"].cast<at::Tensor>();
   unit.result_residual = state["result_residual"].cast<at::Tensor>();
-  unit.key.owner = state["owner"].cast<uint64_t>();
-  if (py::len(state["sections"]) > 0) {
-    unit.key.sections = make_sections(state["sections"].cast<std::vector<std::pair<int64_t, int64_t>>>());
-    unit.key.layout = unit.key.sections->hash();
-  }
-  unit.parked_values = state["parked_values"].cast<at::Tensor>().to(at::kCPU, at::kFloat).contiguous();
-  unit.parked = parked_from(state["parked"], unit.parked_values);
+  unit.is_held = state["is_held"].cast<bool>();
+  unit.parameters = state["parameters"].cast<std::string>();
   return unit;
 }
 
-void set_python_fsdp_caller(std::function<Caller(const at::Tensor&, const at::Tensor&)> function) {
-  fsdp_caller = [function = std::move(function)](const at::Tensor& output, const at::Tensor& input) {
-    std::optional<FsdpCaller> found;
-    Caller answer = function(output, input);
-    if (!answer) {
-      return found;
-    }
-    if (const auto* why_not = std::get_if<Reason>(&*answer)) {
-      found = FsdpCaller{.tag = {}, .flat_parameter = {}, .why_not = *why_not};
-    } else {
-      auto& [tag, flat_parameter] = std::get<1>(*answer);
-      auto& [name, layout, exact, owner, sections] = tag;
-      found = FsdpCaller{{std::move(name), layout, exact, owner, std::move(sections)}, std::nullopt};
-      if (flat_parameter) {
-        found->flat_parameter.emplace(flat_parameter->getIntrusivePtr());
-      }
-    }
-    return found;
-  };
+py::object of_python(c10d::Backend& group) {
+  return py::cast(c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(static_cast<BackendIsthmus*>(&group)));
 }
 
-// Binds a method of UnitStates, on all devices of a group.
-template <typename Result, typename... Args>
-auto on_all_devices(const char* name, Result (UnitStates::*method)(Args...)) {
-  return [name, method](BackendIsthmus& self, Args... args) {
-    self.units().run_everywhere(name, [=](Communicator& communicator) { (communicator.units().*method)(args...); });
-  };
-}
-
-void bind_tags(py::module_& module) {
+void bind_calls(py::module_& module) {
   py::class_<Sections, SectionsPtr>(module, "Sections",
                                     "Parameters of a reduction, by place in their unit, with their elements in a row.")
       .def(py::init(&make_sections), "pairs"_a)
       .def_property_readonly("row_elements", &Sections::row_elements)
       .def_property_readonly("hash", &Sections::hash);
+  py::class_<UnitHandle, UnitHandlePtr>(
+      module, "Unit",
+      "A unit of one process group (src/torch/units/unit_handle.h). Its state lives as long as it is held.")
+      .def_property_readonly("name", &UnitHandle::name)
+      .def_property_readonly("parameters", &UnitHandle::parameters);
+  py::class_<UnitCall>(module, "UnitCall",
+                       "In `with` the calls of this thread are of that unit. `exact` says why such a call must stay "
+                       "exact; the other arguments are fields of UnitCall (src/torch/units/unit_handle.h).")
+      .def(py::init([](UnitHandlePtr unit, SectionsPtr sections, SectionsPtr with_gradients,
+                       std::optional<Reason> exact, bool in_halves) {
+             return UnitCall{std::move(unit), std::move(sections), std::move(with_gradients), exact, in_halves};
+           }),
+           py::arg("unit").none(false), "sections"_a = SectionsPtr(), "with_gradients"_a = SectionsPtr(),
+           "exact"_a = py::none(), "in_halves"_a = false)
+      .def_readonly("unit", &UnitCall::unit)
+      .def_readwrite("in_halves", &UnitCall::in_halves)
+      .def_property(
+          "input_stream",
+          [](const UnitCall& self) {
+            return self.input_stream ? std::optional(reinterpret_cast<uintptr_t>(self.input_stream->handle))
+                                     : std::nullopt;
+          },
+          [](UnitCall& self, std::optional<uintptr_t> stream) {
+            // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has a stream as a number
+            self.input_stream = stream ? std::optional(Stream{reinterpret_cast<void*>(*stream)}) : std::nullopt;
+          },
+          "Calls on CUDA tensors begin behind the present work of this cudaStream_t, which wrote their inputs; a "
+          "gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: they begin "
+          "behind the current stream.")
+      .def("__enter__",
+           [](UnitCall& self) {
+             TORCH_CHECK(told_call() != &self, "isthmus: this thread makes this call already");
+             self.outer = told_call();
+             told_call() = &self;
+           })
+      .def("__exit__", [](const UnitCall& self, const py::args& /*error*/) { told_call() = self.outer; });
   module.def(
-      "push_unit",
-      [](std::string name, uint64_t layout, std::optional<Reason> exact, uint64_t owner, SectionsPtr sections,
-         bool by_user, bool in_halves) {
-        push_unit({{std::move(name), layout, exact, owner, std::move(sections)}, by_user, in_halves, {}});
-      },
-      "name"_a, "layout"_a = 0, "exact"_a = py::none(), "owner"_a = 0, "sections"_a = SectionsPtr(),
-      "by_user"_a = false, "in_halves"_a = false,
-      "Reductions of this thread are gradients of this unit, and gathers its weights, until pop_unit(). The arguments "
-      "are the fields of UnitTag and PushedUnit (src/torch/units/gradient_labels.h).");
-  module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
+      "push_name", &push_name, "name"_a,
+      "Reductions of this thread that nothing else tells of are gradients of the unit `name`, until pop_name().");
+  module.def("pop_name", &pop_name, "Ends the innermost push_name() of this thread.");
   module.def(
-      "set_input_stream",
-      [](std::optional<uintptr_t> stream) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has a stream as a number
-        input_stream() = stream ? std::optional(Stream{reinterpret_cast<void*>(*stream)}) : std::nullopt;
-      },
-      "stream"_a,
-      "Collectives of this thread on CUDA tensors begin behind the present work of this cudaStream_t, which wrote "
-      "their inputs; a gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: "
-      "they begin behind the current stream.");
-  module.def(
-      "name_parameter",
-      [](const at::Tensor& parameter, std::string name, uint64_t layout, std::optional<Reason> exact, uint64_t owner) {
-        name_parameter(parameter, {std::move(name), layout, exact, owner});
-      },
-      "parameter"_a, "name"_a, "layout"_a, "exact"_a, "owner"_a = 0,
-      "Names the reductions of this parameter's gradient; the rest is a UnitTag.");
+      "name_parameter", &name_parameter, "parameter"_a, "units"_a,
+      "Reductions of this parameter's gradient are of these units, each in its group, as long as they are held.");
   module.def(
       "set_pass_function", [](std::function<void()> function) { pass_function = std::move(function); }, "function"_a,
       "What is called as a forward pass of FSDP2 begins, on its thread, before it gathers anything.");
-  module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
-             "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
-             "makes the call, else (unit, flat_parameter). unit: name, layout, exact, owner and sections, as of "
-             "push_unit. flat_parameter: of FSDP1, where it stands for the name.");
   module.def(
-      "set_weights_caller", [](std::function<WeightsCaller()> caller) { weights_caller = std::move(caller); },
+      "set_fsdp_caller",
+      [](py::object function) {
+        fsdp_caller = [function = function.release()](c10d::Backend& group, const at::Tensor& output,
+                                                      const at::Tensor& input) {
+          const py::gil_scoped_acquire gil;
+          return function(of_python(group), output, input).cast<FsdpAnswer>();
+        };
+      },
       "caller"_a,
-      "What is asked in gathers with weights=delta that have no tag. caller() returns (owner, name): owner: a number "
-      "of the object that gathers its parameters, 0 if there is none.");
-  module.def("forget_owner", &GoneOwners::add, "owner"_a,
-             "The owner is gone: what groups keep of its units and weights is freed at their next call.");
+      "What is asked in reductions that FSDP labels. caller(backend, output, input) returns None if it is not FSDP "
+      "that "
+      "makes the call.");
+  module.def(
+      "set_weights_caller",
+      [](py::object function) {
+        weights_caller = [function = function.release()](c10d::Backend& group) {
+          const py::gil_scoped_acquire gil;
+          return function(of_python(group)).cast<UnitHandlePtr>();
+        };
+      },
+      "caller"_a,
+      "What is asked in gathers with weights=delta whose caller tells of no unit. caller(backend) returns None if the "
+      "call gathers no parameters.");
 }
 
 }  // namespace
 
 void bind_units(py::module_& module, BackendClass& backend) {
-  bind_tags(module);
+  bind_calls(module);
   backend
       .def(
-          "unit_states", [](BackendIsthmus& self) { return list_of_units(self.units().states()); },
-          "The state of this rank's units, copied.")
+          "unit",
+          [](BackendIsthmus& self, std::string name, uint64_t layout, std::optional<Reason> exact,
+             std::string parameters, bool counted) {
+            return self.unit({std::move(name), layout, exact, std::move(parameters)}, counted);
+          },
+          "name"_a, "layout"_a = 0, "exact"_a = py::none(), "parameters"_a = "", "counted"_a = false,
+          "Makes a unit; see UnitDescription. counted: units of equal names are \"name\", \"name (2)\", in the order "
+          "in "
+          "which they are made.")
+      .def(
+          "has", [](const BackendIsthmus& self, const UnitHandle& unit) { return self.has(unit); }, "unit"_a)
+      .def(
+          "unit_states",
+          [](BackendIsthmus& self, const UnitHandles& units) { return list_of_units(self.units().states(units)); },
+          "units"_a = py::none(), "The state of these units, copied; None: of all.")
       .def(
           "end", [](BackendIsthmus& self, bool undo) { return list_of_units(self.end(undo)); }, "undo"_a,
           "Aborts the group, closes its connections, and returns unit_states(); undo: as they were at begin_step().")
-      .def("begin_step", on_all_devices("isthmus:begin_step", &UnitStates::begin_step), "step"_a = py::none(),
-           "owners"_a = py::none(),
-           "Begins a step of these owners' units that may be undone; with `step` they count their reductions from it "
-           "on.")
-      .def("undo_step", on_all_devices("isthmus:undo_step", &UnitStates::undo_step), "owners"_a = py::none(),
-           "Restores the residuals that units had at begin_step().")
+      .def(
+          "begin_step",
+          [](BackendIsthmus& self, std::optional<uint64_t> step, const UnitHandles& units) {
+            self.units().run_everywhere("isthmus:begin_step", units,
+                                        [step](Communicator& communicator, const Units& meant) {
+                                          communicator.units().begin_step(step, meant);
+                                        });
+          },
+          "step"_a = py::none(), "units"_a = py::none(),
+          "Begins a step of these units that may be undone; with `step` they count their reductions from it on.")
+      .def(
+          "undo_step",
+          [](BackendIsthmus& self, const UnitHandles& units) {
+            self.units().run_everywhere("isthmus:undo_step", units, [](Communicator& communicator, const Units& meant) {
+              communicator.units().undo_step(meant);
+            });
+          },
+          "units"_a = py::none(), "Restores the residuals that units had at begin_step().")
       .def(
           "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.units().load(from_dict(state)); },
-          "state"_a)
-      .def("clear_units", on_all_devices("isthmus:clear_units", &UnitStates::clear), "owners"_a = py::none(),
-           "Of these owners; None: all.")
-      .def("scale_residuals", on_all_devices("isthmus:scale_residuals", &UnitStates::scale_residuals), "factor"_a,
-           "owners"_a = py::none())
+          "state"_a, "The unit with this name, shape and layout has this state from its next reduction on.")
+      .def(
+          "clear_units", [](BackendIsthmus& self, const UnitHandles& units) { self.units().clear(units); },
+          "units"_a = py::none())
+      .def(
+          "scale_residuals",
+          [](BackendIsthmus& self, double factor, const UnitHandles& units) {
+            self.units().scale_residuals(factor, units);
+          },
+          "factor"_a, "units"_a = py::none())
       .def(
           "skip_step",
-          [](BackendIsthmus& self, const Owners& owners) {
+          [](BackendIsthmus& self, const UnitHandles& units) {
             const auto num_lost = std::make_shared<int64_t>(0);
-            self.units().run_everywhere("isthmus:skip_step", [num_lost, owners](Communicator& communicator) {
-              *num_lost += communicator.units().skip_step(owners);
-            });
+            self.units().run_everywhere("isthmus:skip_step", units,
+                                        [num_lost](Communicator& communicator, const Units& meant) {
+                                          *num_lost += communicator.units().skip_step(meant);
+                                        });
             return *num_lost;
           },
-          "owners"_a = py::none(),
+          "units"_a = py::none(),
           "Undoes a step whose result was thrown away, and counts it. Returns how many units lost residuals.")
       .def(
           "count_dropped", [](BackendIsthmus& self, int64_t num_units) { self.units().count_dropped(num_units); },

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -19,6 +20,12 @@ at::Tensor copy_of(ConstBuffer residual, Device& device) {
   return copy;
 }
 
+at::Tensor copy_of(const std::vector<float>& values) {
+  at::Tensor copy = at::empty({static_cast<int64_t>(values.size())}, at::kFloat);
+  std::ranges::copy(values, copy.data_ptr<float>());
+  return copy;
+}
+
 // Returns a view of the tensor.
 ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
   TORCH_CHECK_VALUE(residual.is_cpu() && residual.scalar_type() == at::kFloat && residual.is_contiguous(),
@@ -27,43 +34,43 @@ ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
   return {residual.data_ptr(), residual.numel(), DataType::kFloat32};
 }
 
-void append_copies_of_units(Communicator& communicator, std::vector<SavedUnit>& saved) {
+void append_copies_of_units(Communicator& communicator, const Units& units, std::vector<SavedUnit>& saved) {
   Device& device = communicator.device();
-  for (const UnitState& unit : communicator.units().states()) {
-    int64_t num_parked = 0;
-    for (const ParkedState& parked : unit.parked) {
-      num_parked += parked.values.num_elements;
-    }
-    SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
-                                                   copy_of(unit.result_residual, device), unit.parked,
-                                                   at::empty({num_parked}, at::kFloat)});
-    const Buffer all{copy.parked_values.data_ptr(), num_parked, DataType::kFloat32};
-    int64_t begin = 0;
-    for (ParkedState& parked : copy.parked) {
-      const Buffer place = all.slice(begin, parked.values.num_elements);
-      device.read(parked.values, place);
-      parked.values = place;
-      begin += place.num_elements;
+  for (const UnitState& unit : communicator.units().states(units)) {
+    saved.push_back(
+        {unit.key, unit.step, unit.scale, copy_of(unit.residual, device), copy_of(unit.result_residual, device)});
+  }
+}
+
+// Says of each unit whether somebody holds it.
+void find_handles(const std::vector<UnitHandlePtr>& handles, std::vector<SavedUnit>& saved) {
+  for (const UnitHandlePtr& handle : handles) {
+    for (const UnitPtr& unit : handle->all()) {
+      const auto found = std::ranges::find(saved, unit->key, &SavedUnit::key);
+      if (found != saved.end()) {
+        found->is_held = true;
+        found->parameters = handle->parameters();
+      }
     }
   }
 }
 
-void load_into(Communicator& communicator, const SavedUnit& unit) {
-  communicator.units().load({unit.key, unit.step, unit.scale, residual_buffer(unit.residual, unit.key),
-                             residual_buffer(unit.result_residual, unit.key), unit.parked});
-}
-
 }  // namespace
 
-DeviceUnits::DeviceUnits(const Group& group, std::vector<Side*> sides)
-    : group_(group), sides_(std::move(sides)), reduces_(sides_.back()) {}
-
-void DeviceUnits::run_everywhere(const char* name, const std::function<void(Communicator&)>& action) {
+void DeviceUnits::run_everywhere(const char* name, const UnitHandles& units,
+                                 const std::function<void(Communicator&, const Units&)>& action) {
   const WithoutGil without_gil;
-  forget_those_gone();
+  const std::vector<UnitPtr> held = registry_.units_of(units);  // until the action is done
+  Units meant;
+  if (units) {
+    meant.emplace();
+    for (const UnitPtr& unit : held) {
+      meant->insert(unit.get());
+    }
+  }
   for (Side* side : sides_) {
     if (side->has_communicator()) {
-      run(*side, name, action);
+      run(*side, name, [meant, held, action](Communicator& communicator) { action(communicator, meant); });
     }
   }
 }
@@ -78,23 +85,15 @@ void DeviceUnits::run(Side& side, const char* name, const std::function<void(Com
   }
 }
 
-void DeviceUnits::forget_those_gone() {
-  const std::set<uint64_t> owners = gone_.take();
-  if (!owners.empty()) {
-    for (Side* side : sides_) {
-      if (side->has_communicator()) {
-        side->run_between_collectives("isthmus:forget_units",
-                                      [owners](Communicator& communicator) { communicator.units().forget(owners); });
-      }
-    }
-  }
-}
-
-std::vector<SavedUnit> DeviceUnits::states() {
+std::vector<SavedUnit> DeviceUnits::states(const UnitHandles& units) {
   const auto saved = std::make_shared<std::vector<SavedUnit>>();
-  run_everywhere("isthmus:unit_states",
-                 [saved](Communicator& communicator) { append_copies_of_units(communicator, *saved); });
-  return *saved;
+  run_everywhere("isthmus:unit_states", units, [saved](Communicator& communicator, const Units& meant) {
+    append_copies_of_units(communicator, meant, *saved);
+  });
+  std::vector<SavedUnit> all = *saved;
+  find_handles(units ? *units : registry_.handles(), all);
+  std::ranges::move(loaded(units), std::back_inserter(all));
+  return all;
 }
 
 std::vector<SavedUnit> DeviceUnits::states_at_end(bool undo) {
@@ -104,44 +103,41 @@ std::vector<SavedUnit> DeviceUnits::states_at_end(bool undo) {
       if (undo) {
         communicator.units().undo_step();
       }
-      append_copies_of_units(communicator, saved);
+      append_copies_of_units(communicator, {}, saved);
     });
+  }
+  std::ranges::move(loaded({}), std::back_inserter(saved));
+  return saved;
+}
+
+std::vector<SavedUnit> DeviceUnits::loaded(const UnitHandles& units) const {
+  std::vector<SavedUnit> saved;
+  for (const auto& [key, unit] : registry_.loaded_for(units)) {
+    saved.push_back({key, unit.state.step, unit.state.scale, copy_of(unit.state.residual),
+                     copy_of(unit.state.result_residual), unit.is_held, unit.parameters});
   }
   return saved;
 }
 
 void DeviceUnits::load(const SavedUnit& unit) {
-  Side* side = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    side = reduces_;
+  group_.process.require_this();
+  if (group_.two_tier()) {
+    registry_.load({unit.key, unit.step, unit.scale, residual_buffer(unit.residual, unit.key),
+                    residual_buffer(unit.result_residual, unit.key)},
+                   unit.is_held, unit.parameters);
   }
-  run(*side, "isthmus:load_unit", [unit](Communicator& communicator) { load_into(communicator, unit); });
-  const std::lock_guard lock(mutex_);
-  loaded_ = true;
 }
 
-// A checkpoint does not say on which device its units will be reduced, so load() may have put them on another one.
-void DeviceUnits::bring_loaded_to(Side& side) {
-  forget_those_gone();
-  Side* from = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    from = std::exchange(reduces_, &side);
-    if (!std::exchange(loaded_, false) || from == &side) {
-      return;
-    }
-  }
-  const auto units = std::make_shared<std::vector<SavedUnit>>();
-  run(*from, "isthmus:unit_states", [units](Communicator& communicator) {
-    append_copies_of_units(communicator, *units);
-    communicator.units().clear();
+void DeviceUnits::clear(const UnitHandles& units) {
+  group_.process.require_this();
+  registry_.clear(units);
+}
+
+void DeviceUnits::scale_residuals(double factor, const UnitHandles& units) {
+  run_everywhere("isthmus:scale_residuals", units, [factor](Communicator& communicator, const Units& meant) {
+    communicator.units().scale_residuals(factor, meant);
   });
-  run(side, "isthmus:load_unit", [units](Communicator& communicator) {
-    for (const SavedUnit& unit : *units) {
-      load_into(communicator, unit);
-    }
-  });
+  registry_.scale_loaded(factor, units);
 }
 
 void DeviceUnits::count_dropped(int64_t num_units) {

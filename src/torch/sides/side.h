@@ -50,13 +50,6 @@ struct TwoTierCall {
   }
 };
 
-// On which stream of a GPU the calling thread's collectives find their inputs; Python sets it around a call. Nothing:
-// behind the present work of the current stream.
-inline std::optional<Stream>& input_stream() {
-  thread_local std::optional<Stream> stream;
-  return stream;
-}
-
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
   Stats path;

@@ -18,16 +18,16 @@ constexpr std::string_view kFsdp1Label = "FullyShardedDataParallel._post_backwar
 constexpr std::string_view kFsdp2PassLabel = "FSDP::root_pre_forward";
 
 thread_local int active_labels = 0;
-thread_local std::vector<PushedUnit> pushed_units;
+thread_local std::vector<NamedBlock> named_blocks;
 
-struct ParameterTags {
+struct NamedParameters {
   std::mutex mutex;
-  std::map<const c10::TensorImpl*, std::pair<WeakParameter, UnitTag>> by_address;
+  std::map<const c10::TensorImpl*, std::pair<WeakParameter, std::vector<std::weak_ptr<UnitHandle>>>> by_address;
 };
 
-ParameterTags& parameter_tags() {
-  static auto* tags = new ParameterTags;  // never destroyed: tensors may outlive static objects
-  return *tags;
+NamedParameters& named_parameters() {
+  static auto* named = new NamedParameters;  // never destroyed: tensors may outlive static objects
+  return *named;
 }
 
 // FSDP2 appends the module: " (blocks.1) [pg=4]".
@@ -95,34 +95,37 @@ void install_label_tracking() {
 
 bool in_fsdp_reduction() { return active_labels > 0; }
 
-void push_unit(PushedUnit unit) { pushed_units.push_back(std::move(unit)); }
+void push_name(std::string name) { named_blocks.push_back({std::move(name), {}}); }
 
-void pop_unit() {
-  TORCH_CHECK(!pushed_units.empty(), "isthmus: pop_unit() without push_unit() on this thread");
-  pushed_units.pop_back();
+void pop_name() {
+  TORCH_CHECK(!named_blocks.empty(), "isthmus: pop_name() without push_name() on this thread");
+  named_blocks.pop_back();
 }
 
-PushedUnit* current_unit() { return pushed_units.empty() ? nullptr : &pushed_units.back(); }
+NamedBlock* named_block() { return named_blocks.empty() ? nullptr : &named_blocks.back(); }
 
-const PushedUnit* told_unit() {
-  const PushedUnit* unit = current_unit();
-  return unit != nullptr && !unit->by_user ? unit : nullptr;
-}
-
-void name_parameter(const at::Tensor& parameter, UnitTag tag) {
+void name_parameter(const at::Tensor& parameter, const std::vector<UnitHandlePtr>& units) {
   TORCH_CHECK_VALUE(parameter.defined(), "isthmus: name_parameter() of an undefined tensor");
-  ParameterTags& tags = parameter_tags();
-  const std::lock_guard lock(tags.mutex);
-  std::erase_if(tags.by_address, [](const auto& entry) { return entry.second.first.expired(); });
-  tags.by_address.insert_or_assign(parameter.unsafeGetTensorImpl(),
-                                   std::pair(WeakParameter(parameter.getIntrusivePtr()), std::move(tag)));
+  NamedParameters& named = named_parameters();
+  const std::lock_guard lock(named.mutex);
+  std::erase_if(named.by_address, [](const auto& entry) { return entry.second.first.expired(); });
+  named.by_address.insert_or_assign(parameter.unsafeGetTensorImpl(),
+                                    std::pair(WeakParameter(parameter.getIntrusivePtr()),
+                                              std::vector<std::weak_ptr<UnitHandle>>(units.begin(), units.end())));
 }
 
-std::optional<UnitTag> parameter_tag(const WeakParameter& parameter) {
-  ParameterTags& tags = parameter_tags();
-  const std::lock_guard lock(tags.mutex);
-  const auto found = tags.by_address.find(parameter._unsafe_get_target());
-  return found == tags.by_address.end() ? std::nullopt : std::optional(found->second.second);
+UnitHandlePtr unit_of_parameter(const WeakParameter& parameter, const UnitRegistry& registry) {
+  NamedParameters& named = named_parameters();
+  const std::lock_guard lock(named.mutex);
+  const auto found = named.by_address.find(parameter._unsafe_get_target());
+  for (const auto& one :
+       found != named.by_address.end() ? found->second.second : std::vector<std::weak_ptr<UnitHandle>>{}) {
+    UnitHandlePtr unit = one.lock();
+    if (unit != nullptr && unit->is_of(registry)) {
+      return unit;
+    }
+  }
+  return nullptr;
 }
 
 std::optional<WeakParameter> parameter_behind_node() {

@@ -1,5 +1,5 @@
 // Finds on the calling thread what tells which gradient a reduction belongs to: the labels that FSDP puts around its
-// work, tags, and autograd's own state.
+// work, names, and autograd's own state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "isthmus/unit.h"
+#include "torch/units/unit_handle.h"
 
 namespace isthmus::torch_backend {
 
@@ -25,33 +26,12 @@ void install_label_tracking();
 // anything. Python sets it once, before the first group.
 inline auto& pass_function = *new std::function<void()>;
 
-struct ReductionShape {
-  int64_t num_elements = 0;
-  DataType dtype = DataType::kFloat32;
-  Collective collective = Collective::kReduceScatter;
-  auto operator<=>(const ReductionShape&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees one
-};
-
-// A unit, as isthmus.prepare names it.
-struct UnitTag {
+// What a user names, from push_name() to pop_name(). There may be several reductions, and reductions by FSDP, which
+// keep FSDP's units.
+struct NamedBlock {
   std::string name;
-  uint64_t layout = 0;                                 // see UnitKey
-  std::optional<Reason> why_exact = {};                // why it must stay exact; nothing: it need not
-  uint64_t owner = 0;                                  // see UnitKey
-  std::shared_ptr<const Sections> sections = nullptr;  // see UnitKey; FSDP2 alone
-};
-
-// A tag for the calls of one thread between push_unit() and pop_unit().
-struct PushedUnit {
-  UnitTag tag;
-  // Whether a user pushed the tag. A user's block may hold several reductions, and reductions by FSDP, which keep
-  // FSDP's units. Other tags are for the one reduction that follows.
-  bool by_user = false;
-  // The tag is for a gather of weights, whose Work is waited for in an order that is equal on all ranks.
-  bool in_halves = false;
-  // How many reductions of each shape the user's block has had so far; a process group is known by its
-  // GradientRecogniser.
-  std::map<std::pair<const void*, ReductionShape>, int> num_reductions;
+  // How many reductions of each shape it has had so far; a process group is known by its GradientRecogniser.
+  std::map<std::pair<const void*, CallShape>, int> num_reductions;
 };
 
 // Returns whether the calling thread is in FSDP2's "FSDP::post_backward_reduce (blocks.1) [pg=4]" or FSDP1's
@@ -59,21 +39,21 @@ struct PushedUnit {
 // with whatever they reduce.
 bool in_fsdp_reduction();
 
-// Makes reductions of this thread gradients of this unit, and gathers its weights, until pop_unit(). Pushes nest.
-void push_unit(PushedUnit unit);
-void pop_unit();
-// Returns the calling thread's innermost pushed unit, or null. Valid until the next push or pop.
-PushedUnit* current_unit();
-// Returns current_unit() if it tells of the one call that is under way: no user pushed it.
-const PushedUnit* told_unit();
+// Makes reductions of this thread that nothing else tells of gradients of the unit with this name, until pop_name().
+// Pushes nest.
+void push_name(std::string name);
+void pop_name();
+// Returns the calling thread's innermost block, or null. Valid until the next push or pop.
+NamedBlock* named_block();
 
 // Refers to a parameter without keeping its memory alive. While one of these is held, no other tensor gets its address.
 using WeakParameter = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// Makes reductions of this parameter's gradient gradients of this unit: FSDP1 issues them for a flat parameter, DTensor
-// between a gathered DTensor and its parameter.
-void name_parameter(const at::Tensor& parameter, UnitTag tag);
-std::optional<UnitTag> parameter_tag(const WeakParameter& parameter);
+// Makes reductions of this parameter's gradient gradients of these units, each in its group, as long as somebody holds
+// them: DTensor issues them between a gathered DTensor and its parameter.
+void name_parameter(const at::Tensor& parameter, const std::vector<UnitHandlePtr>& units);
+// Null if there is none.
+UnitHandlePtr unit_of_parameter(const WeakParameter& parameter, const UnitRegistry& registry);
 
 // Returns the parameter whose gradient the calling thread's running autograd node computes, if only casts, views and
 // steps between DTensors and their parts lie between the two: then the node reduces the gradient itself. Returns

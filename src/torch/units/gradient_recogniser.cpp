@@ -8,24 +8,15 @@
 namespace isthmus::torch_backend {
 namespace {
 
-UnitKey make_key(std::string name, const ReductionShape& shape) {
+UnitKey make_key(std::string name, const CallShape& shape) {
   return {.name = std::move(name),
           .num_elements = shape.num_elements,
           .dtype = shape.dtype,
           .collective = shape.collective};
 }
 
-// Returns the tag's unit, under `name` if one is given.
-Reduction tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std::string& name = "") {
-  UnitKey key = make_key(name.empty() ? tag.name : name, shape);
-  key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
-  key.sections = tag.sections;
-  key.owner = tag.owner;
-  return {.unit = std::move(key), .why_exact = tag.why_exact};
-}
-
-// Returns "fsdp1:float32:4096".
-std::string made_up_name(const char* kind, const ReductionShape& shape) {
+// Returns "parameter:float32:4096".
+std::string made_up_name(const char* kind, const CallShape& shape) {
   return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
 }
 
@@ -50,18 +41,18 @@ std::optional<double> sum_scale(const c10d::ReduceOp& op, int size) {
   return std::nullopt;
 }
 
-// If the reduction's elements are not in the known order, the sections do not apply: the reduction is one section.
-void forget_unfit_sections(UnitKey& key, int num_ranks) {
-  const int num_rows = key.collective == Collective::kReduceScatter ? num_ranks : 1;
-  if (key.sections != nullptr && num_rows * key.sections->row_elements() != key.num_elements) {
-    key.sections = nullptr;
-  }
+Reduction reduction_of(const UnitCall& call, const CallShape& shape, bool on_gpu) {
+  Reduction reduction = call.unit->reduction(shape, on_gpu, call.sections, call.with_gradients);
+  reduction.why_exact = call.why_exact;
+  return reduction;
 }
 
 }  // namespace
 
-GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
-    : group_(group), counters_(counters), covers_job_(covers_job) {}
+const UnitCall* GradientRecogniser::told() const {
+  const UnitCall* const call = told_call();
+  return call != nullptr && call->unit->is_of(units_) ? call : nullptr;
+}
 
 std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output, const at::Tensor& input,
                                                        Collective collective, const c10d::ReduceOp& op) {
@@ -76,20 +67,32 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
   std::optional<Reduction> gradient;
   Reason not_fsdps = Reason::kNotFsdps;
   if (reducible) {
-    const ReductionShape shape{input.numel(), *dtype, collective};
-    const PushedUnit* told = told_unit();
-    gradient = told != nullptr ? tagged_unit(told->tag, shape) : identify(output, input, shape, not_fsdps);
+    const CallShape shape{input.numel(), *dtype, collective};
+    const UnitCall* const call = told();
+    gradient = call != nullptr ? reduction_of(*call, shape, input.is_cuda())
+                               : unit_of_this_call(output, input, shape, not_fsdps);
   }
   if (!gradient) {
     counters_.count_exact(why_not_recognised(output, input, reducible, not_fsdps));
     return std::nullopt;
   }
   gradient->scale = *scale;
-  forget_unfit_sections(gradient->unit, group_.size);
   return gradient;
 }
 
-int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShape& shape) {
+std::optional<GatheredUnit> GradientRecogniser::recognise_gather(const at::Tensor& output) {
+  const UnitCall* const call = told();
+  const UnitHandlePtr unit = call != nullptr ? call->unit : weights_caller ? weights_caller(backend_) : nullptr;
+  if (unit == nullptr) {
+    return std::nullopt;
+  }
+  const DataType dtype = floating_dtype(output.scalar_type()).value_or(DataType::kByte);
+  const auto num_elements = dtype == DataType::kByte ? static_cast<int64_t>(output.nbytes()) : output.numel();
+  return GatheredUnit{unit->gathered({num_elements, dtype, Collective::kAllGather}, output.is_cuda()),
+                      call != nullptr && call->in_halves};
+}
+
+int ParameterNumbers::number(const WeakParameter& parameter, const CallShape& shape) {
   const auto key = std::pair(shape, static_cast<const c10::TensorImpl*>(parameter._unsafe_get_target()));
   const auto found = by_parameter_.find(key);
   if (found != by_parameter_.end()) {
@@ -101,30 +104,30 @@ int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShap
   return number;
 }
 
-std::optional<Reduction> GradientRecogniser::identify(const at::Tensor& output, const at::Tensor& input,
-                                                      const ReductionShape& shape, Reason& not_fsdps) {
-  const bool may_be_fsdps = in_fsdp_reduction() && fsdp_caller;
-  std::optional<FsdpCaller> fsdp = may_be_fsdps ? fsdp_caller(output, input) : std::nullopt;
-  if (fsdp && fsdp->why_not) {
-    not_fsdps = *fsdp->why_not;
-    fsdp.reset();
+std::optional<Reduction> GradientRecogniser::unit_of_this_call(const at::Tensor& output, const at::Tensor& input,
+                                                               const CallShape& shape, Reason& not_fsdps) {
+  const bool on_gpu = input.is_cuda();
+  if (in_fsdp_reduction() && fsdp_caller) {
+    if (const FsdpAnswer answer = fsdp_caller(backend_, output, input)) {
+      if (const auto* call = std::get_if<UnitCall>(&*answer)) {
+        return reduction_of(*call, shape, on_gpu);
+      }
+      not_fsdps = std::get<Reason>(*answer);
+    }
   }
   const std::optional<WeakParameter> parameter = parameter_behind_node();
   const std::lock_guard lock(mutex_);
-  if (fsdp) {
-    return fsdp->flat_parameter ? flat_unit(*fsdp, shape) : tagged_unit(fsdp->tag, shape);
-  }
-  if (PushedUnit* pushed = current_unit()) {
+  if (NamedBlock* const block = named_block()) {
     // If a user reduces several tensors of one shape under one name, their order in the block tells them apart.
-    const int number = pushed->num_reductions[{this, shape}]++;
-    return tagged_unit(pushed->tag, shape, with_ordinal(pushed->tag.name, number));
+    const int number = block->num_reductions[{this, shape}]++;
+    return Reduction{units_.of_untold_call(make_key(with_ordinal(block->name, number), shape), {}, on_gpu)};
   }
   if (in_fsdp_reduction()) {
     return std::nullopt;
   }
   if (parameter) {
-    if (const auto tag = parameter_tag(*parameter)) {
-      return tagged_unit(*tag, shape);
+    if (const UnitHandlePtr unit = unit_of_parameter(*parameter, units_)) {
+      return unit->reduction(shape, on_gpu);
     }
   }
   if (group_.options.gradients != GradientSource::kBackward || current_graph_task() < 0) {
@@ -132,40 +135,29 @@ std::optional<Reduction> GradientRecogniser::identify(const at::Tensor& output, 
   }
   if (parameter) {
     const int number = parameters_.number(*parameter, shape);
-    return Reduction{make_key(with_ordinal(made_up_name("parameter", shape), number), shape)};
+    const UnitKey key = make_key(with_ordinal(made_up_name("parameter", shape), number), shape);
+    return Reduction{units_.of_untold_call(key, {}, on_gpu)};
   }
-  return unknown_unit(shape);
-}
-
-// The flat parameter alone identifies an unprepared unit of FSDP1, even with reentrant checkpointing, several models,
-// or skipped units.
-Reduction GradientRecogniser::flat_unit(const FsdpCaller& caller, const ReductionShape& shape) {
-  if (const auto tag = parameter_tag(*caller.flat_parameter)) {
-    return tagged_unit(*tag, shape);
-  }
-  const int number = flat_parameters_.number(*caller.flat_parameter, shape);
-  return tagged_unit(caller.tag, shape, with_ordinal(made_up_name("fsdp1", shape), number));
+  return unknown_unit(shape, on_gpu);
 }
 
 // This is a bucket or a compiled graph's reduction: a gradient because the option says so, with unknown parameters. So
 // it has no residual, and its order among equal reductions of the backward pass names it.
-Reduction GradientRecogniser::unknown_unit(const ReductionShape& shape) {
+Reduction GradientRecogniser::unknown_unit(const CallShape& shape, bool on_gpu) {
   const int graph_task = current_graph_task();
   if (std::exchange(graph_task_, graph_task) != graph_task) {
     in_graph_task_.clear();
   }
   const int number = in_graph_task_[shape]++;
-  Reduction reduction{make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape)};
-  reduction.unit.may_keep_residual = false;
-  if (!covers_job_) {
-    reduction.why_exact = Reason::kMayHoldCopies;
-  }
-  return reduction;
+  UnitKey key = make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape);
+  key.may_keep_residual = false;
+  const auto why_exact = covers_job_ ? std::nullopt : std::optional(Reason::kMayHoldCopies);
+  return {units_.of_untold_call(std::move(key), why_exact, on_gpu)};
 }
 
 Reason GradientRecogniser::why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible,
                                               Reason not_fsdps) const {
-  if (current_unit() == nullptr && !in_fsdp_reduction() && current_graph_task() < 0) {
+  if (told() == nullptr && named_block() == nullptr && !in_fsdp_reduction() && current_graph_task() < 0) {
     return Reason::kNotRecognised;
   }
   if (output.device() != input.device()) {

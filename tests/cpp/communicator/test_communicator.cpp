@@ -99,7 +99,7 @@ TEST(Communicator, ShardMayBeTheOwnChunkOfTheGradient) {
 
 TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
   World world(NodeMap::parse("2x2", 4), exact_options());
-  Communicator& communicator = *world.ranks[0];
+  KeyedCommunicator& communicator = *world.ranks[0];
   const auto error_of = [&](int64_t elements, DataType dtype, int64_t shard_elements, DataType shard_dtype,
                             const UnitKey& unit) {
     Array gradient(elements, dtype);
@@ -139,7 +139,6 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
   Options options = lossy_options();
   options.min_elements = 4 * 100;
   options.units = "*,!*attn*";
-  options.max_units = 2;
   World world(NodeMap::parse("2x2", 4), options);
   const auto reduce = [&](const std::string& unit, int64_t chunk, DataType dtype,
                           std::optional<Reason> why_exact = {}) {
@@ -153,11 +152,12 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
   reduce("mlp", 100, DataType::kFloat32);   // unit 1
   reduce("mlp", 100, DataType::kFloat32);   // the same
   reduce("mlp", 100, DataType::kBFloat16);  // unit 2: another type
-  reduce("mlp", 101, DataType::kFloat32);   // another size: full
-  reduce("mlp", 100, DataType::kFloat32);   // unit 1 is still there
-  const std::map<Reason, int64_t> expected = {{Reason::kTooSmall, 1},    {Reason::kEmpty, 1},
-                                              {Reason::kExcluded, 1},    {Reason::kFloat64, 1},
-                                              {Reason::kNotPrepared, 1}, {Reason::kTooManyUnits, 1}};
+  reduce("mlp", 100, DataType::kFloat32);
+  const std::map<Reason, int64_t> expected = {{Reason::kTooSmall, 1},
+                                              {Reason::kEmpty, 1},
+                                              {Reason::kExcluded, 1},
+                                              {Reason::kFloat64, 1},
+                                              {Reason::kNotPrepared, 1}};
   for (const auto& communicator : world.ranks) {
     const Stats stats = communicator->stats();
     EXPECT_EQ(stats.exact_calls, expected);

@@ -47,7 +47,7 @@ TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
 }
 
 // Both reduce until something fails, at most twice: who is done before a peer fails learns of it in the next call.
-void reduce_twice(Communicator& communicator) {
+void reduce_twice(KeyedCommunicator& communicator) {
   const int64_t elements = communicator.node_map().world_size() * 1000;
   const Array gradient(random_values(elements, 3), DataType::kFloat32);
   Array shard(1000, DataType::kFloat32);
@@ -56,7 +56,7 @@ void reduce_twice(Communicator& communicator) {
   }
 }
 
-void all_reduce_twice(Communicator& communicator) {
+void all_reduce_twice(KeyedCommunicator& communicator) {
   constexpr int64_t kElements = 4001;
   for (int step = 0; step < 2; ++step) {
     Array data(random_values(kElements, 3), DataType::kFloat32);
@@ -74,7 +74,7 @@ TEST(Communicator, RanksOfOneNodeReduceTheSameParameters) {
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
     Array shard(1000, DataType::kFloat32);
     const uint64_t layout = rank % 2 == 0 ? 7 : 8;
-    const Reduction reduction{{"unit", 4000, DataType::kFloat32, Collective::kReduceScatter, layout}};
+    const KeyedReduction reduction{{"unit", 4000, DataType::kFloat32, Collective::kReduceScatter, layout}};
     world.ranks[rank]->reduce_scatter(gradients[rank].view(), shard.buffer(), reduction);
   });
   for (int rank = 0; rank < 4; ++rank) {

@@ -85,7 +85,7 @@ void expect_residual_goes_along(const Options& options, Collective collective) {
   };
   std::vector<double> sent = reduce(before, inputs);
   for (int rank = 0; rank < 4; ++rank) {
-    after.ranks[rank]->units().load(before.ranks[rank]->units().states()[0]);
+    after.ranks[rank]->load(before.ranks[rank]->units().states()[0]);
   }
   const std::vector<Array> zeros(4, Array(inputs[0].view().num_elements, kFloat32));
   const std::vector<double> late = reduce(after, zeros);
@@ -202,7 +202,7 @@ TEST(UnitMemory, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
     for (int rank = 0; rank < 4; ++rank) {
       EXPECT_TRUE(outcomes[rank].threw<Error>());
       EXPECT_EQ(outcomes[rank].text, "unit \"embedding\": no memory for a residual of 72057594037927936 bytes");
-      EXPECT_STREQ(world.ranks[rank]->phase(), "unit look-up");
+      EXPECT_STREQ(world.ranks[rank]->phase(), "plan");
       EXPECT_EQ(world.ranks[rank]->stats().residual_bytes, 0);
     }
   }

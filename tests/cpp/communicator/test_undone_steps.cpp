@@ -123,23 +123,25 @@ TEST(UndoneSteps, AStepThatDidNotBeginLosesResiduals) {
   EXPECT_EQ(world.ranks[0]->units().skip_step(), 0) << "nothing is left to be lost";
 }
 
-TEST(UndoneSteps, OnlyUnitsOfTheseOwnersAreUndone) {
+TEST(UndoneSteps, OnlyTheseUnitsAreUndone) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const auto reduce = [&](uint64_t seed) {
-    for (const uint64_t owner : {1, 2}) {
-      const UnitKey key = {.name = owner == 1 ? "undone" : "stays",
-                           .num_elements = 2000,
-                           .collective = Collective::kAllReduce,
-                           .owner = owner};
-      world.all_reduce(random_arrays(2, 2000, kFloat32, seed), {key});
+    for (const char* name : {"stays", "undone"}) {
+      world.all_reduce(random_arrays(2, 2000, kFloat32, seed), 1, {}, name);
     }
   };
+  const auto undone = [&](int rank) {
+    const UnitPtr unit = world.ranks[rank]->held({"undone", 2000, kFloat32, Collective::kAllReduce});
+    return std::set<const Unit*>{unit.get()};
+  };
   reduce(1);
-  world.on_units([](UnitStates& units) { units.begin_step(std::nullopt, std::set<uint64_t>{1}); });
+  for (const int rank : {0, 1}) {
+    world.ranks[rank]->units().begin_step(std::nullopt, undone(rank));
+  }
   const States before = states_of(world)[0];
   reduce(2);
   const States done = states_of(world)[0];
-  world.ranks[0]->units().undo_step(std::set<uint64_t>{1});
+  world.ranks[0]->units().undo_step(undone(0));
   const States after = states_of(world)[0];
   ASSERT_EQ(after.size(), 2u);
   EXPECT_EQ(after[0].residual, done[0].residual) << after[0].name;
@@ -225,7 +227,7 @@ TEST(UndoneSteps, ARankWithoutUnitsCountsFromTheStepThatAllBegin) {
   for (int i = 0; i < 3; ++i) {
     world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {});
   }
-  world.ranks[1]->units().clear();
+  world.ranks[1]->let_go();
   world.on_units([](UnitStates& units) { units.begin_step(40); });
   expect_equal_bits(world.all_reduce(random_arrays(2, 2000, kFloat32), 1, {}));
   world.on_units([](UnitStates& units) { EXPECT_EQ(units.states().at(0).step, 41u); });

@@ -1,4 +1,4 @@
-// Units that are reduced with some of their parameters, by turns: residuals belong to parameters.
+// Units that are reduced with some of their parameters, and units that nobody holds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "communicator/units/unit_table.h"
 #include "isthmus/communicator.h"
+#include "isthmus/error.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
 
 namespace isthmus::test {
@@ -19,6 +22,7 @@ namespace {
 constexpr int64_t kElements[] = {301, 301, 64, 1000, 7};  // of each parameter in a row
 
 using Set = std::vector<int>;
+const Set kAll = {0, 1, 2, 3, 4};
 using Values = std::map<int, std::vector<double>>;  // by parameter
 
 std::shared_ptr<const Sections> sections_of(const Set& set) {
@@ -29,9 +33,9 @@ std::shared_ptr<const Sections> sections_of(const Set& set) {
   return std::make_shared<Sections>(std::move(sections));
 }
 
-class Unit {
+class Reduced {
  public:
-  Unit(const NodeMap& map, Collective collective, const Options& options = lossy_options())
+  Reduced(const NodeMap& map, Collective collective, const Options& options = lossy_options())
       : world_(map, options), collective_(collective) {}
 
   // Reduces gradients of these parameters; of others zeros. Adds what was given and what arrived, summed over rows.
@@ -39,8 +43,8 @@ class Unit {
     const std::shared_ptr<const Sections> sections = sections_of(set);
     const bool in_rows = collective_ == Collective::kReduceScatter;
     const int rows = in_rows ? world_.size() : 1;
-    UnitKey key{"unit", rows * sections->row_elements(), kFloat32, collective_, sections->hash()};
-    key.sections = sections;
+    const std::shared_ptr<const Sections> all = sections_of(kAll);
+    const UnitKey key{"unit", rows * all->row_elements(), kFloat32, collective_, all->hash()};
     std::vector<Array> inputs;
     for (int rank = 0; rank < world_.size(); ++rank) {
       std::vector<double> values;
@@ -57,9 +61,9 @@ class Unit {
     add(sum_of(inputs), *sections, given);
     arrived_now.clear();
     if (in_rows) {
-      add(world_.reduce_scatter(inputs, {key, 1, why_exact}), *sections, arrived_now);
+      add(world_.reduce_scatter(inputs, {key, 1, why_exact, sections}), *sections, arrived_now);
     } else {
-      const std::vector<Array> results = world_.all_reduce(inputs, {key, 1, why_exact});
+      const std::vector<Array> results = world_.all_reduce(inputs, {key, 1, why_exact, sections});
       expect_equal_bits(results);
       add(results[0].values(), *sections, arrived_now);
     }
@@ -107,145 +111,124 @@ class Unit {
   std::normal_distribution<double> normal_;
 };
 
-const Set kAll = {0, 1, 2, 3, 4};
-
 class UnitParameters : public ::testing::TestWithParam<Collective> {};
 
-// Two parameters of one size take turns: the one whose gradient is zero gets nothing of the other's.
-TEST_P(UnitParameters, AResidualReachesItsOwnParameter) {
+// What was held back waits for a step in which all have gradients, and nothing of it reaches another parameter.
+TEST_P(UnitParameters, AResidualRestsWhereAParameterHasNoGradient) {
   for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3), NodeMap({0, 1, 0, 1})}) {
-    Unit unit(map, GetParam());
-    unit.reduce({0}, {0});
-    for (int step = 0; step < 3; ++step) {
-      unit.reduce({1}, {});
-      EXPECT_EQ(unit.arrived_now[1], std::vector<double>(301)) << map.to_string();
-    }
-    EXPECT_GT(unit.missing(), 0.1) << "nothing was held back: this shows nothing";
-    unit.reduce({0}, {}, Reason::kNotPrepared);
-    EXPECT_LT(unit.missing(), 1e-5) << map.to_string();
+    Reduced unit(map, GetParam());
+    unit.reduce(kAll, kAll);
+    const double missing = unit.missing();
+    const int64_t bytes = unit.residual_bytes();
+    EXPECT_GT(missing, 0.1) << "nothing was held back: this shows nothing";
+    unit.reduce({1}, {});
+    EXPECT_EQ(unit.arrived_now[1], std::vector<double>(301)) << map.to_string();
+    unit.reduce({0, 2, 4}, {0, 2, 4}, Reason::kNotPrepared);
+    unit.reduce({0, 1, 3}, {0, 3});
+    EXPECT_NEAR(unit.missing(), missing, 1e-4) << "they were exact";
+    EXPECT_EQ(unit.residual_bytes(), bytes);
+    const Stats stats = unit.world().ranks[0]->stats();
+    EXPECT_EQ(stats.exact_calls.at(Reason::kResidualRests), 2);
+    EXPECT_EQ(stats.exact_calls.at(Reason::kNotPrepared), 1);
+    EXPECT_EQ(unit.world().ranks[0]->units().states().at(0).step, 1u) << "it counts what uses the residual";
+    unit.reduce(kAll, {}, Reason::kNotPrepared);
+    EXPECT_LT(unit.missing(), 1e-4) << map.to_string();
+    EXPECT_EQ(unit.residual_bytes(), 0);
   }
 }
 
-TEST_P(UnitParameters, SetsShareWhatIsLeftOfTheirParameters) {
-  for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3), NodeMap({0, 1, 0, 1})}) {
-    Unit unit(map, GetParam());
-    unit.reduce(kAll, kAll);
-    const int64_t of_all = unit.residual_bytes();
-    std::mt19937 random(3);
-    for (int step = 0; step < 40; ++step) {
-      Set set;
-      for (const int parameter : kAll) {
-        if (random() % 2 == 0) {
-          set.push_back(parameter);
-        }
-      }
-      if (!set.empty()) {
-        unit.reduce(set, set);
-      }
-      EXPECT_LE(unit.residual_bytes(), GetParam() == Collective::kReduceScatter ? of_all : 4 * of_all);
-    }
-    EXPECT_EQ(unit.world().ranks[0]->stats().num_units, 1);
-    EXPECT_GT(unit.missing(), 0.1);
-    // An all-reduce's elements have other owners in other sets: only the set that left them there sends all of them.
-    if (GetParam() == Collective::kReduceScatter) {
-      unit.reduce(kAll, {}, Reason::kNotPrepared);
-      EXPECT_LT(unit.missing(), 1e-4) << map.to_string();
-      EXPECT_EQ(unit.residual_bytes(), 0);
-    }
+// Packets say which parameters they are of, and each set of one size has its own.
+TEST_P(UnitParameters, WithoutAResidualAllSetsAreCompressed) {
+  const NodeMap map = NodeMap::parse("2x2", 4);
+  Reduced unit(map, GetParam(), options_of_codec("quant"));
+  for (const Set& set : {kAll, Set{0, 2}, Set{1, 2}, kAll}) {
+    unit.reduce(set, set);
   }
+  const Stats stats = unit.world().ranks[0]->stats();
+  EXPECT_EQ(stats.compressed_calls, 4);
+  EXPECT_EQ(stats.num_units, 1);
+  EXPECT_EQ(unit.world().ranks[0]->units().states().at(0).step, 4u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Collectives, UnitParameters,
                          ::testing::Values(Collective::kReduceScatter, Collective::kAllReduce),
                          [](const auto& parameter) { return std::string(to_string(parameter.param)); });
 
-// Where the table is full, a unit that was not reduced for long gives up its place, and what is gone keeps no memory.
-TEST(Units, GiveUpTheirPlaceInTheOrderOfReductions) {
-  Options options = lossy_options();
-  options.max_units = 2;
-  World world(NodeMap::parse("2x1", 2), options);
-  const auto reduce = [&](const std::string& unit, int times) {
-    for (int i = 0; i < times; ++i) {
-      world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, {}, unit);
-    }
-  };
-  reduce("a", 1);
-  reduce("b", 1);
-  reduce("c", 3);
-  const auto above = [&] { return world.ranks[0]->stats().exact_calls[Reason::kTooManyUnits]; };
-  EXPECT_EQ(above(), 3) << "they were reduced less than 2 max_units reductions ago";
-  reduce("c", 2);
-  EXPECT_EQ(above(), 3 + 0) << "a was not";
-  EXPECT_EQ(world.ranks[0]->stats().num_units, 2);
-  EXPECT_EQ(world.ranks[1]->stats().dropped_residuals, 1);
-  for (const auto& rank : world.ranks) {
-    std::vector<std::string> names;
-    for (const UnitState& state : rank->units().states()) {
-      names.push_back(state.key.name);
-    }
-    EXPECT_EQ(names, (std::vector<std::string>{"b", "c"}));
-  }
-}
-
-// Ranks learn at different times that an owner is gone, and must decide alike.
-TEST(Units, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
-  Options options = lossy_options();
-  options.max_units = 2;
-  for (const char* const map : {"2x2", "0,2|1,3"}) {
-    World world(NodeMap::parse(map, 4), options);
-    const auto reduce = [&](const std::string& name, uint64_t owner) {
-      world.reduce_scatter(random_arrays(4, 2000, kFloat32), {{.name = name, .num_elements = 2000, .owner = owner}});
-    };
-    const auto expect = [&](int64_t compressed, int64_t exact, int64_t num_units) {
-      for (const auto& rank : world.ranks) {
-        const Stats stats = rank->stats();
-        EXPECT_EQ(stats.compressed_calls, compressed);
-        EXPECT_EQ(stats.exact_calls.contains(Reason::kTooManyUnits), exact > 0);
-        EXPECT_EQ(exact > 0 ? stats.exact_calls.at(Reason::kTooManyUnits) : 0, exact);
-        EXPECT_EQ(stats.num_units, num_units);
-      }
-    };
-    reduce("a", 1);
-    reduce("b", 2);
-    world.on_units([](UnitStates& units) { units.forget({1}); });
-    reduce("c", 3);
-    expect(3, 0, 2);
-    for (const int rank : {0, 1, 2}) {
-      world.ranks[rank]->units().forget({2, 3});
-    }
-    reduce("d", 4);
-    expect(3, 1, 2);
-    reduce("b", 2);
-    expect(4, 1, 2);
-  }
-}
-
-TEST(Units, OwnersAreScaledClearedAndForgottenByThemselves) {
+TEST(Units, LiveAsLongAsSomebodyHoldsThem) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
-  const auto reduce = [&](const std::string& name, uint64_t owner) {
-    world.reduce_scatter(random_arrays(2, 2000, kFloat32), {{.name = name, .num_elements = 2000, .owner = owner}});
-  };
-  UnitStates& units = world.ranks[0]->units();
-  const auto values_of = [&](size_t index) {
-    const ConstBuffer residual = units.states().at(index).residual;
-    return std::vector<float>(residual.as<float>(), residual.as<float>() + residual.num_elements);
-  };
-  reduce("a", 1);
-  reduce("b", 2);
-  const std::vector<float> a = values_of(0);
-  const std::vector<float> b = values_of(1);
-  units.scale_residuals(2, Owners{{2}});
-  EXPECT_EQ(values_of(0), a);
-  EXPECT_NE(values_of(1), b);
-  // The same owner under another name: its residual goes along.
-  reduce("c", 2);
-  EXPECT_EQ(world.ranks[0]->stats().num_units, 2);
-  units.forget({2});
+  const UnitKey key{"unit", 2000, kFloat32};
+  world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, {});
+  const std::weak_ptr<Unit> unit = world.ranks[0]->held(key);
   EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 4 * 1000);
-  EXPECT_EQ(units.states().at(1).residual.num_elements, 0);
-  units.clear(Owners{{1}});
-  EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 0);
-  EXPECT_EQ(units.states().size(), 1u);
+  world.ranks[0]->let_go();
+  EXPECT_TRUE(unit.expired());
+  EXPECT_TRUE(world.ranks[0]->units().states().empty());
+  const Stats stats = world.ranks[0]->stats();
+  EXPECT_EQ(stats.residual_bytes, 0);
+  EXPECT_EQ(stats.num_units, 0);
+  EXPECT_EQ(stats.dropped_residuals, 0) << "nobody wants it any more";
+  EXPECT_EQ(stats.units.size(), 1u) << "what it did is still told";
+}
+
+TEST(Units, BelongToOneCommunicatorAndMayOutliveIt) {
+  const UnitKey key{"unit", 2000, kFloat32};
+  UnitPtr unit;
+  {
+    World world(NodeMap::parse("2x1", 2), lossy_options());
+    world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, {});
+    unit = world.ranks[0]->held(key);
+  }
+  World another(NodeMap::parse("2x1", 2), lossy_options());
+  Communicator& communicator = *another.ranks[0];
+  Array gradient(2000, kFloat32);
+  EXPECT_EQ(error_of([&] { communicator.reduce_scatter(gradient.view(), gradient.buffer().part(0, 1000), {unit}); }),
+            "unit \"unit\" belongs to another communicator");
+}
+
+// --- Those that nobody holds
+
+TEST(UnitTable, AUnitThatWasNotAskedForForLongGivesUpItsPlace) {
+  UnitTable table(2);
+  const auto ask = [&](const std::string& name) { return table.find_or_add({name, 2000, kFloat32}); };
+  const UnitPtr a = ask("a");
+  const UnitPtr b = ask("b");
+  EXPECT_EQ(ask("a"), a);
+  EXPECT_EQ(ask("c"), nullptr) << "both were asked for a moment ago";
+  EXPECT_EQ(ask("c"), nullptr);
+  EXPECT_EQ(ask("c"), nullptr);
+  const UnitPtr c = ask("c");
+  EXPECT_NE(c, nullptr) << "b was asked for 5 questions ago";
+  EXPECT_EQ(table.all(), (std::vector<UnitPtr>{a, c}));
+  EXPECT_EQ(table.find({"b", 2000, kFloat32}), nullptr);
+  EXPECT_NE(table.find({"a", 2000, kFloat32}), nullptr);
+  EXPECT_EQ(error_of([&] {
+              table.put(make_unit({"d", 1, kFloat32}));
+            }),
+            "unit \"d\": cannot load its state, since 2 units have one already (max_units)");
+  const UnitPtr loaded = make_unit({"a", 2000, kFloat32});
+  table.put(loaded);
+  EXPECT_EQ(ask("a"), loaded);
+}
+
+TEST(UnitTable, TheResidualOfOneThatGivesWayCountsAsDropped) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  std::vector<UnitTable> tables(2, UnitTable(1));
+  const auto reduce = [&](const std::string& name) {
+    run_ranks_well(2, [&](int rank) {
+      Array gradient(random_values(2000, 3), kFloat32);
+      const UnitPtr unit = tables[rank].find_or_add({name, 2000, kFloat32});
+      Communicator& communicator = *world.ranks[rank];
+      communicator.reduce_scatter(gradient.view(), gradient.buffer().part(rank, 1000),
+                                  {unit != nullptr ? unit : make_unit({name, 2000, kFloat32}, Reason::kTooManyUnits)});
+    });
+  };
+  for (const char* name : {"a", "b", "b", "b"}) {
+    reduce(name);
+  }
+  const Stats stats = world.ranks[0]->stats();
+  EXPECT_EQ(stats.exact_calls, (std::map<Reason, int64_t>{{Reason::kTooManyUnits, 2}}));
+  EXPECT_EQ(stats.dropped_residuals, 1);
+  EXPECT_EQ(stats.num_units, 1);
 }
 
 }  // namespace

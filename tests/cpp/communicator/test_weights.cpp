@@ -65,28 +65,26 @@ INSTANTIATE_TEST_SUITE_P(Places, WeightsOf, testing::ValuesIn(kPlaces),
                          [](const auto& parameter) { return name_of_place(parameter.param); });
 
 TEST_P(WeightsOf, StatisticsSayWhatCrossed) {
-  Options options = delta_options();
-  options.max_units = 1;
-  WeightWorld world(GetParam(), "2x2", 4, options);
+  WeightWorld world(GetParam(), "2x2", 4);
   Weights weights(8000, DataType::kBFloat16);
   world.gather(weights.array(), "first");
   world.gather(weights.array(), "first");
   weights.move(1e-3);
   world.gather(weights.array(), "first");
-  world.gather(weights.array(), "second");  // one too many
+  world.gather(weights.array(), "second");
   for (int rank = 0; rank < 4; ++rank) {
     Communicator& communicator = world.communicator(rank);
     const Stats stats = communicator.stats();
     EXPECT_EQ(stats.weights.gathers, 4);
     EXPECT_EQ(stats.weights.unchanged, 1);
     EXPECT_EQ(stats.weights.healed, 0);
-    EXPECT_EQ(stats.weights.replica_bytes, 2 * 2000 * 2);
-    const std::map<Reason, int64_t> whole = {{Reason::kFirstGather, 1}, {Reason::kTooManyUnits, 1}};
+    EXPECT_EQ(stats.weights.replica_bytes, 2 * 2 * 2000 * 2);
+    const std::map<Reason, int64_t> whole = {{Reason::kFirstGather, 2}};
     EXPECT_EQ(stats.weights.whole, whole);
     ASSERT_EQ(stats.units.size(), 2);
     const UnitStats& unit = stats.units.at(key_of("first", weights.array().view()).hash());
     const UnitStats& second = stats.units.at(key_of("second", weights.array().view()).hash());
-    EXPECT_EQ(second.codec, "none");
+    EXPECT_EQ(second.codec, "delta");
     EXPECT_EQ(unit.codec, "delta");
     EXPECT_EQ(unit.name, "first");
     EXPECT_EQ(unit.calls, 3);
@@ -95,7 +93,8 @@ TEST_P(WeightsOf, StatisticsSayWhatCrossed) {
     EXPECT_LT(unit.packet_bytes, 2000);
     communicator.reset_stats();
     EXPECT_EQ(communicator.stats().weights.gathers, 0);
-    EXPECT_EQ(communicator.stats().weights.replica_bytes, 2 * 2000 * 2);
+    world.communicator(rank).let_go(key_of("second", weights.array().view()));
+    EXPECT_EQ(communicator.stats().weights.replica_bytes, 2 * 2000 * 2) << "what nobody holds is gone";
   }
 }
 
@@ -179,14 +178,14 @@ TEST_P(WeightsOf, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
   EXPECT_NE(outcomes[0].text.find("weights of node 2 have unit"), std::string::npos) << outcomes[0].text;
 }
 
-// As one that frees a model's replicas earlier than others, or that has no room for more.
+// As one that frees a model's replicas earlier than others.
 TEST_P(WeightsOf, ARankThatLostItsReplicaGathersWholeWithTheOthers) {
   WeightWorld world(GetParam(), "3x1", 3, delta_options());
   Weights weights(6000, DataType::kBFloat16);
   for (int i = 0; i < 3; ++i) {
     world.gather(weights.array());
   }
-  world.communicator(1).drop_weights("unit");
+  world.communicator(1).let_go();
   weights.move(1e-3);
   EXPECT_EQ(world.gather(weights.array()), std::vector<int64_t>(3, 2 * (64 + 4000)));
   EXPECT_EQ(world.stats(0).whole.at(Reason::kNoReplica), 1);
@@ -194,20 +193,6 @@ TEST_P(WeightsOf, ARankThatLostItsReplicaGathersWholeWithTheOthers) {
   weights.move(1e-3);
   world.gather(weights.array());
   EXPECT_EQ(world.gather(weights.array()), std::vector<int64_t>(3, 2 * 64));
-}
-
-TEST_P(WeightsOf, RanksOfWhichOneAloneIsFullGatherAlike) {
-  Options options = delta_options();
-  options.max_units = 1;
-  WeightWorld world(GetParam(), "2x1", 2, options);
-  Weights weights(4000, DataType::kBFloat16);
-  world.gather(weights.array(), "first");
-  world.communicator(1).drop_weights("first");
-  for (int i = 0; i < 3; ++i) {
-    world.gather(weights.array(), "second");
-  }
-  EXPECT_EQ(world.stats(0).whole.at(Reason::kTooManyUnits), 3);
-  EXPECT_EQ(world.stats(1).whole.at(Reason::kNoReplica), 2);
 }
 
 // Changes the header that rank 1 sends in the second gather.
@@ -245,7 +230,7 @@ TEST_P(WeightsOf, AHeaderThatDoesNotFitEndsInAnErrorOnAll) {
 
 TEST_P(WeightsOf, BadInputIsRefusedBeforeAnythingIsSent) {
   WeightWorld world(GetParam(), "2x1", 2, delta_options());
-  Communicator& communicator = world.communicator(0);
+  KeyedCommunicator& communicator = world.communicator(0);
   const Array shard(10, DataType::kBFloat16);
   Array gathered(20, DataType::kBFloat16);
   UnitKey key = key_of("unit", gathered.view());

@@ -48,7 +48,7 @@ TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
       on_both(world, cpu, [](Communicator& communicator) { communicator.units().undo_step(); });
       expect_equal_state(world, cpu);
     }
-    on_both(world, cpu, [](Communicator& communicator) { communicator.units().clear(); });
+    on_both(world, cpu, [](KeyedCommunicator& communicator) { communicator.let_go(); });
     step(500);
     expect_equal_state(world, cpu);
   }
@@ -65,14 +65,14 @@ TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
       rank.gpu->slow_down(rank.gpu->lane(lane), std::chrono::microseconds(300));
     }
     std::vector<CallOnGpu> prepared = prepare(world, calls, r);
-    const auto change = [](Communicator& communicator, int number) {
+    const auto change = [](KeyedCommunicator& communicator, int number) {
       if (number == 0) {
         communicator.units().scale_residuals(0.5);
         communicator.units().begin_step(std::nullopt);
       } else if (number == 1) {
         communicator.units().skip_step();
       } else {
-        communicator.units().clear();
+        communicator.let_go();
       }
     };
     for (const int number : {0, 1, 2, 3}) {
@@ -136,9 +136,9 @@ TEST_P(EveryLossyCodecOnGpu, AUnitIsLoadedFromTheHost) {
   GpuWorld restored(world.map, GetParam());
   for (int rank = 0; rank < world.size(); ++rank) {
     for (UnitState state : cpu.ranks[rank]->units().states()) {
-      restored.ranks[rank].communicator->units().load(state);
+      restored.ranks[rank].communicator->load(state);
       state.residual.num_elements += 1;
-      EXPECT_THROW(restored.ranks[rank].communicator->units().load(state), Error);
+      EXPECT_THROW(restored.ranks[rank].communicator->load(state), Error);
     }
     expect_equal_units(*restored.ranks[rank].communicator, *cpu.ranks[rank]);
   }
@@ -158,29 +158,6 @@ TEST_P(EveryLossyCodecOnGpu, NothingIsAllocatedInASteadyState) {
     EXPECT_TRUE(step < 2 || bytes == scratch_bytes);
     scratch_bytes = bytes;
   }
-}
-
-// The host waits for the other ranks' answers.
-TEST(UnitsOnGpu, ThoseThatAllRanksHaveForgottenMakeRoomAtOnce) {
-  Options options = lossy_options();
-  options.max_units = 1;
-  GpuWorld world(NodeMap::parse("2x2", 4), options);
-  run_ranks_well(world.size(), [&](int r) {
-    const GpuWorld::Rank& rank = world.ranks[r];
-    DeviceArray gradient(*rank.gpu, Array(random_values(8000, 5), kFloat32).view());
-    DeviceArray shard(*rank.gpu, 2000, kFloat32);
-    for (const uint64_t owner : {1, 2, 3}) {
-      UnitKey key{"unit", 8000, kFloat32};
-      key.name += std::to_string(owner);
-      key.owner = owner;
-      rank.gpu->wait(rank.communicator->reduce_scatter(gradient.buffer(), shard.buffer(), {key}, rank.stream),
-                     rank.stream);
-      rank.communicator->units().forget({owner});
-    }
-    rank.gpu->synchronize();
-    EXPECT_EQ(rank.communicator->stats().compressed_calls, 3);
-    EXPECT_EQ(rank.communicator->stats().num_units, 1);
-  });
 }
 
 }  // namespace

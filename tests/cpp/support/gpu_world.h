@@ -32,7 +32,7 @@ class GpuWorld {
     std::shared_ptr<EmulatedTransport> intra;
     std::shared_ptr<EmulatedTransport> gather_intra;
     Tiers tiers;  // all of them: work that is under way outlives the communicator
-    std::unique_ptr<Communicator> communicator;
+    std::unique_ptr<KeyedCommunicator> communicator;
   };
 
   GpuWorld(const NodeMap& node_map, const Options& options, const GpuSettings& settings = {})
@@ -60,7 +60,7 @@ class GpuWorld {
         tiers.gather_inter = enqueued(on_streams.gather_inter, true);
       }
       rank.tiers = tiers;
-      rank.communicator = std::make_unique<Communicator>(map, r, tiers, options, rank.gpu);
+      rank.communicator = std::make_unique<KeyedCommunicator>(map, r, tiers, options, rank.gpu);
     }
   }
   // Work that is under way uses the tiers.
@@ -101,7 +101,7 @@ struct Call {
   }
 
   // `out` of an all-reduce is `in`. input_stream: of a reduce-scatter.
-  EventPtr start(Communicator& communicator, ConstBuffer in, Buffer out, Stream stream = {},
+  EventPtr start(KeyedCommunicator& communicator, ConstBuffer in, Buffer out, Stream stream = {},
                  std::optional<Stream> input_stream = {}) const {
     switch (collective) {
       case Collective::kReduceScatter:
@@ -119,7 +119,7 @@ struct Call {
 using Results = std::vector<Array>;
 
 // One rank's part, on the CPU.
-inline Results run_on_cpu(Communicator& communicator, const std::vector<Call>& calls, int rank) {
+inline Results run_on_cpu(KeyedCommunicator& communicator, const std::vector<Call>& calls, int rank) {
   const int world_size = communicator.node_map().world_size();
   Results results;
   for (const Call& call : calls) {
@@ -144,7 +144,7 @@ class CallOnGpu {
         out_(gpu, call.output_elements(world_size), call.dtype),
         result_(gpu, call.output_elements(world_size), call.dtype) {}
 
-  void start(Communicator& communicator, Stream stream, std::optional<Stream> input_stream = {}) {
+  void start(KeyedCommunicator& communicator, Stream stream, std::optional<Stream> input_stream = {}) {
     const bool in_place = call_.collective == Collective::kAllReduce;
     const Buffer in = in_place ? out_.buffer() : in_.buffer();
     gpu_.clear(out_.buffer(), stream);  // as whoever had this memory before may still use it

@@ -38,7 +38,7 @@ class WeightWorld {
 
   const NodeMap& map() const { return cpu_ ? cpu_->map : gpu_->map; }
   int size() const { return map().world_size(); }
-  Communicator& communicator(int rank) { return cpu_ ? *cpu_->ranks[rank] : *gpu_->ranks[rank].communicator; }
+  KeyedCommunicator& communicator(int rank) { return cpu_ ? *cpu_->ranks[rank] : *gpu_->ranks[rank].communicator; }
   WeightStats stats(int rank) { return communicator(rank).stats().weights; }
 
   // One rank gathers its chunk of `whole`. Waits for the GPU, and throws what it found.

@@ -13,6 +13,7 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/in_process.h"
+#include "tests/cpp/support/keyed_communicator.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/typed_data.h"
 
@@ -81,14 +82,14 @@ class World {
       : map(node_map), hub(map, timeout) {
     for (int rank = 0; rank < map.world_size(); ++rank) {
       const Tiers tiers = hub.tiers(map, rank);
-      ranks.push_back(std::make_unique<Communicator>(map, rank, wrap ? wrap(rank, tiers) : tiers, options));
+      ranks.push_back(std::make_unique<KeyedCommunicator>(map, rank, wrap ? wrap(rank, tiers) : tiers, options));
     }
   }
 
   int size() const { return map.world_size(); }
 
   // Every rank's shard, end to end: where inputs[r] is rank r's gradient.
-  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, const Reduction& reduction) {
+  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, const KeyedReduction& reduction) {
     Array whole(inputs.front().num_elements(), inputs.front().view().dtype);
     run_ranks_well(size(), [&](int rank) {
       const Buffer shard = whole.buffer().part(rank, whole.num_elements() / size());
@@ -103,7 +104,7 @@ class World {
   }
 
   // What every rank got.
-  std::vector<Array> all_reduce(std::vector<Array> inputs, const Reduction& reduction) {
+  std::vector<Array> all_reduce(std::vector<Array> inputs, const KeyedReduction& reduction) {
     run_ranks_well(size(), [&](int rank) { ranks[rank]->all_reduce(inputs[rank].buffer(), reduction); });
     return inputs;
   }
@@ -123,7 +124,7 @@ class World {
 
   NodeMap map;
   InProcessHub hub;
-  std::vector<std::unique_ptr<Communicator>> ranks;
+  std::vector<std::unique_ptr<KeyedCommunicator>> ranks;
 };
 
 // One array for each rank.

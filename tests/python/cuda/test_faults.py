@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import ErrorType
 
 import isthmus
 from isthmus import native
+from isthmus.backends import backend_of
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.limits import OPERATION_S, scaled
@@ -209,16 +210,17 @@ def test_an_abort_ends_while_kernels_of_several_communicators_spin() -> None:
         assert "aborted" in text, outcomes
 
 
-def gather_weights(unit: str) -> dist.Work:
+units: dict[str, Any] = {}
+
+
+def gather_weights(name: str) -> dist.Work:
     """Begin a gather of a unit's weights, whose second half is for its wait()."""
-    core = native.load()
-    core.push_unit(unit, owner=1, in_halves=True)
-    try:
+    if name not in units:
+        units[name] = backend_of(None).unit(name)
+    with native.load().UnitCall(units[name], in_halves=True):
         return dist.all_gather_into_tensor(
             torch.empty(4 * 4096, device="cuda"), torch.ones(4096, device="cuda"), async_op=True
         )
-    finally:
-        core.pop_unit()
 
 
 def call_while_the_host_waits(rank: int, world_size: int) -> str:

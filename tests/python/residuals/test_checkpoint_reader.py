@@ -18,7 +18,7 @@ from isthmus.residuals.state import _same_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-UNIT = SavedUnit("blocks.0", 6, "float32", "reduce_scatter", 0, 2, 0.5, [], [], 3, 0, 0, is_owned=False)
+UNIT = SavedUnit("blocks.0", 6, "float32", "reduce_scatter", 0, 2, 0.5, 3, 0, is_held=False, parameters="")
 GROUPS = [SavedGroup((0,), (0,), {"codec": "tagc"}, (UNIT,))]
 KEY = "rank0/0/0/residual"
 STATE = {"rank0": to_text(GROUPS), KEY: torch.tensor([1.0, 2.0, 4.0])}
@@ -38,7 +38,7 @@ def read(checkpoint: Any) -> Source:
 
 
 def test_a_unit_comes_back_as_it_was() -> None:
-    unit = replace(UNIT, sections=[[0, 3]], parked=[[False, 0, 1, 2, 4]], parked_values_elements=4)
+    unit = replace(UNIT, layout=7, is_held=True, parameters="[1, 0, []]")
     state = {"rank0": to_text([SavedGroup((0,), (0,), {}, (unit,))])}
     assert source_of_state(state).ranks[0][0].units == (unit,)
 
@@ -116,7 +116,7 @@ def test_entries_of_another_kind_are_named(tmp_path: Path, change: dict[str, Any
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_elements", "6"), ("scale", None), ("sections", [["0", 3]]), ("parked", 7), ("parameters", 3), ("name", [])],
+    [("num_elements", "6"), ("scale", None), ("is_held", 7), ("parameters", None), ("name", [])],
 )
 def test_descriptions_of_units_have_values_of_their_types(name: str, value: Any) -> None:
     text = to_text([SavedGroup((0,), (0,), {}, (replace(UNIT, **{name: value}),))])

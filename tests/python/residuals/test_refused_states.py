@@ -42,8 +42,11 @@ def damaged_states_are_refused_and_change_nothing() -> None:
     refused_state({}, r"no isthmus\.state_dict")
     refused_state({**good, own: torch.ones(3)}, "is a Tensor, not the description of a rank")
     refused_state({**good, own: good[own][:-9]}, rf"'rank{rank}' is damaged")
-    refused_state({**good, own: '{"version": 2, "groups": [{}]}'}, rf"'rank{rank}' is damaged.*ranks")
-    refused_state({**good, own: '{"version": 9}'}, rf"'rank{rank}' has version 9")
+    refused_state({**good, own: '{"version": 3, "groups": [{}]}'}, rf"'rank{rank}' is damaged.*ranks")
+    refused_state(
+        {**good, own: '{"version": 2, "groups": [{"units": []}]}'},
+        rf"'rank{rank}' has version 2, and this isthmus reads version 3: go on without the residuals",
+    )
     refused_state(
         {**good, residual: good[residual][:-1]}, r"unit 'blocks.1' of rank \d has 587 elements where 588 were saved"
     )

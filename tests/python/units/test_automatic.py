@@ -21,6 +21,7 @@ from isthmus.report.looks import warn_of_replaced_collectives
 from isthmus.torch_private.models import collectives_of, param_groups_of
 from isthmus.units import automatic
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
+from isthmus.units.models import held_units
 from support import ranks
 from support.checkpoints import (
     BFLOAT16,
@@ -148,8 +149,9 @@ def blocks_alone_are_models_of_their_own() -> None:
     model = nn.Sequential(*(fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh_of(process_group)) for _ in range(3)))
     for _ in range(2):
         model(batch(0)).sum().backward()
-    owners = {state["name"]: state["owner"] for state in isthmus.backends.backend_of(process_group).unit_states()}
-    assert sorted(owners, key=owners.__getitem__) == ["root", "root (2)", "root (3)"]
+    names = {unit.name for block in model for unit in held_units(block)}
+    assert [[unit.name for unit in held_units(block)] for block in model] == [["root"], ["root (2)"], ["root (3)"]]
+    assert names == {state["name"] for state in isthmus.backends.backend_of(process_group).unit_states()}
     assert exact_calls(process_group) == {}
 
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from isthmus.torch_private.models import param_groups_of
+from isthmus.torch_private.models import collectives_of, param_groups_of
 from isthmus.units.collectives import UnitAllGather
 from isthmus.units.models import fsdp2_units
 from isthmus.units.prefetch import Prefetch
