@@ -175,9 +175,9 @@ def held_unit(owner: Any, backend: _C.Backend, make: Callable[[], _C.Unit], what
     return units[-1][1]
 
 
-def let_go(owner: Any) -> None:
-    """Let go of an owner's units. Later ones are new, under whatever name the owner has then."""
-    _units_of.pop(owner, None)
+def let_go(owner: Any, but: str = "") -> None:
+    """Let go of an owner's units, but for those of this name: under another one they are new."""
+    _units_of[owner] = [held for held in _units_of.get(owner, ()) if held[1].name == but]
 
 
 def owners_in(model: nn.Module) -> list[Any]:

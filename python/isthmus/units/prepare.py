@@ -165,6 +165,7 @@ def _prepare_fsdp2(
     for group, unit in units.items():
         full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
         record = units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
+        let_go(group, but=full_name)
         if crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
             record.kept = why_not_replaceable(group)
             if not record.kept:
@@ -196,7 +197,6 @@ def _undo(model: nn.Module, prepared: Prepared | None) -> None:
             if found.collectives is not None:
                 give_back(group, found.collectives)
             del units_of_groups[group]
-            let_go(group)
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:

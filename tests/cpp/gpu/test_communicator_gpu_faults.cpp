@@ -35,7 +35,7 @@ void repeat(const GpuWorld::Rank& rank, const Call& call, int number, int world_
     rank.gpu->synchronize();
   }
 }
-void repeat(Communicator& communicator, const Call& call, int number) {
+void repeat(KeyedCommunicator& communicator, const Call& call, int number) {
   for (int i = 0; i < 10; ++i) {
     run_on_cpu(communicator, {call}, number);
   }
@@ -53,7 +53,7 @@ class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
         run_ranks(4, [&](int rank) { repeat(world.ranks[rank], call, rank, world.size()); });
     EXPECT_TRUE(outcomes[kVictim].threw<PacketError>()) << outcomes[kVictim].text;
     EXPECT_EQ(outcomes[kVictim].text, expected[kVictim].text);
-    Communicator& victim = *world.ranks[kVictim].communicator;
+    KeyedCommunicator& victim = *world.ranks[kVictim].communicator;
     EXPECT_STREQ(victim.phase(), "decode");
     // Who gathers from a rank whose own exchange has failed gets what that has, which is no packet.
     const bool may_gather_garbage = call.collective == Collective::kAllReduce;
@@ -105,7 +105,7 @@ class DamageOnGpu : public EveryCodecOnGpu {
       rank.gpu->synchronize();
     }
   }
-  Communicator& communicator(size_t rank) { return *world_.ranks[rank].communicator; }
+  KeyedCommunicator& communicator(size_t rank) { return *world_.ranks[rank].communicator; }
 
   std::atomic<bool> damages_ = false;
   std::shared_ptr<HookedTransport> damaged_tier_;

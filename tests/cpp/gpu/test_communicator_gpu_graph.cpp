@@ -77,7 +77,7 @@ class Steps {
 
   GpuWorld& world_;
   const GpuWorld::Rank& rank_;
-  Communicator& cpu_;
+  KeyedCommunicator& cpu_;
   int number_;
   uint64_t step_ = 0;
 };

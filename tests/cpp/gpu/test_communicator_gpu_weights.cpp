@@ -145,7 +145,7 @@ TEST(GpuWeights, HalvesAreFinishedInAnyOrder) {
       }
       const UnitKey key{"gradient", 4000, DataType::kFloat32, Collective::kReduceScatter};
       const EventPtr reduced = rank.communicator->reduce_scatter(
-          gradient.buffer(), gradient.buffer().part(number, 1000), {.unit = key}, rank.stream);
+          gradient.buffer(), gradient.buffer().part(number, 1000), {key}, rank.stream);
       rank.gpu->wait(reduced, rank.stream);
       for (const size_t unit : orders[static_cast<size_t>(step) % orders.size()]) {
         gathers[first + unit].finish();
