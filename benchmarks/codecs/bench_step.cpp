@@ -92,6 +92,8 @@ class World {
 
     int number;
     Communicator communicator;
+    UnitPtr weights = make_unit({"unit", kElements, DataType::kBFloat16, Collective::kAllGather});
+    UnitPtr gradient = make_unit({"unit", kElements});
     Array gathered;
     Array shard;
   };
@@ -100,8 +102,8 @@ class World {
     Rank& rank = *ranks_[number];
     const ConstBuffer weights = weights_[steps_ % 2].buffer();
     rank.communicator.gather_weights(weights.part(number, rank.shard.num_elements), rank.gathered.buffer(),
-                                     {"unit", kElements, DataType::kBFloat16, Collective::kAllGather});
-    rank.communicator.reduce_scatter(gradient_.buffer(), rank.shard.buffer(), {.unit = {"unit", kElements}});
+                                     rank.weights);
+    rank.communicator.reduce_scatter(gradient_.buffer(), rank.shard.buffer(), {rank.gradient});
   }
 
   const NodeMap map_ = NodeMap::parse("2x2", 4);

@@ -82,7 +82,7 @@ bool run(int rank, int size, int64_t shard_elements, const std::string& nodes) {
                            MPI_COMM_WORLD);
 
   // The gradient once, then zeros: only what was held back still comes.
-  const isthmus::UnitKey unit{"example", size * shard_elements, isthmus::DataType::kFloat32};
+  const isthmus::UnitPtr unit = isthmus::make_unit({"example", size * shard_elements});
   std::vector<float> shard(exact.size());
   std::vector<float> arrived(exact.size(), 0);
   double missing = distance(exact, arrived);

@@ -77,18 +77,20 @@ struct Reduction {
   std::shared_ptr<const Sections> sections = nullptr;
 };
 
-// What a checkpoint holds for one unit on one rank.
+// What a checkpoint holds for one unit on one rank. It owns its memory.
 struct UnitState {
   UnitKey key;
   uint64_t step = 0;  // reductions so far; equal on all ranks
   double scale = 0;  // of the last reduction: scale * residual is what the residual will add to the result; 0: none yet
-  // What the codec has not sent yet: float32, in the device's memory (in the host's for load()). With two tiers it has
-  // a chunk for each other node, by node: that of the node's rank with this rank's local index. With tiers=flat it has
-  // all elements. Chunk r is [r C, (r+1) C), where C is num_elements / world size, rounded up. In an all-reduce's last
-  // chunks what lies past num_elements is zero.
-  ConstBuffer residual;
+  // What the codec has not sent yet; empty: nothing. With two tiers it has a chunk for each other node, by node: that of
+  // the node's rank with this rank's local index. With tiers=flat it has all elements. Chunk r is [r C, (r+1) C), where C
+  // is num_elements / world size, rounded up. In an all-reduce's last chunks what lies past num_elements is zero.
+  std::vector<float> residual = {};
   // All-reduce only: what was not sent of this rank's chunk of the result, in units of the result (already scaled).
-  ConstBuffer result_residual;
+  std::vector<float> result_residual = {};
+  // The core passes these on.
+  bool is_held = false;         // by a model
+  std::string parameters = {};  // of the layout, as text; "": unknown
 };
 
 // The units that are meant; nothing: all that the communicator has reduced and somebody holds.
@@ -100,12 +102,11 @@ class UnitStates {
  public:
   virtual ~UnitStates() = default;
 
-  // All states, by key. The views into device memory are valid until the next call of a method that is not const. Waits
-  // for the device.
+  // All states, by key. Waits for the device.
   virtual std::vector<UnitState> states(const Units& units = {}) const = 0;
   // Makes a unit with this state. An empty residual stands for zeros. Throws Error if the state does not fit the group
   // and its options.
-  virtual UnitPtr load(const UnitState& state) = 0;
+  virtual UnitPtr load(UnitState state) = 0;
   // Multiplies residuals by `factor` (finite and above 0), by which later gradients are larger than earlier ones.
   virtual void scale_residuals(double factor, const Units& units = {}) = 0;
   // Begins a step of these units that may be undone. Residuals are copied for that, in as much memory again. On a GPU

@@ -27,17 +27,11 @@ ResidualSizes residual_sizes(const NodeMap& map, bool is_flat, const UnitKey& ke
 }
 
 // num_elements: what this group's residual has.
-void check_residual(const UnitKey& key, const char* which, ConstBuffer from, int64_t num_elements) {
-  if (from.num_elements == 0) {
-    return;
-  }
-  ISTHMUS_CHECK(Error, from.dtype == DataType::kFloat32 && from.num_elements == num_elements, "unit \"", key.name,
-                "\": cannot load a ", which, " of ", from.num_elements, " elements of ", to_string(from.dtype),
-                " where this group has ", num_elements, " of float32");
-  const float* values = from.as<float>();
-  ISTHMUS_CHECK(Error,
-                std::all_of(values, values + from.num_elements, [](float value) { return std::isfinite(value); }),
-                "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
+void check_residual(const UnitKey& key, const char* which, const std::vector<float>& from, int64_t num_elements) {
+  ISTHMUS_CHECK(Error, from.empty() || static_cast<int64_t>(from.size()) == num_elements, "unit \"", key.name,
+                "\": cannot load a ", which, " of ", from.size(), " elements where this group has ", num_elements);
+  ISTHMUS_CHECK(Error, std::ranges::all_of(from, [](float value) { return std::isfinite(value); }), "unit \"", key.name,
+                "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
 // How many times the unit's pieces were encoded.
@@ -68,14 +62,6 @@ void check_loadable(const NodeMap& map, const Options& options, const UnitState&
   check_residual(key, "result residual", state.result_residual, sizes.result_elements);
 }
 
-LoadedState copy_of(const UnitState& state) {
-  const auto copy = [](ConstBuffer from) {
-    return from.num_elements == 0 ? std::vector<float>()
-                                  : std::vector<float>(from.as<float>(), from.as<float>() + from.num_elements);
-  };
-  return {state.step, state.scale, copy(state.residual), copy(state.result_residual)};
-}
-
 void GroupUnits::take(const UnitPtr& unit) {
   if (unit->memory == statistics_.memory) {
     return;
@@ -95,7 +81,7 @@ void GroupUnits::take(const UnitPtr& unit) {
 
 // Brings what a checkpoint has loaded to the device.
 void GroupUnits::bring(Unit& unit) {
-  const LoadedState loaded = *std::exchange(unit.loaded, std::nullopt);
+  const UnitState loaded = *std::exchange(unit.loaded, std::nullopt);
   unit.step = loaded.step;
   give_state(unit);
   unit.scale = loaded.scale;
@@ -144,17 +130,25 @@ std::vector<UnitPtr> GroupUnits::with_state(const Units& units) const {
 }
 
 std::vector<UnitState> GroupUnits::states(const Units& units) const {
+  const auto copy = [this](ConstBuffer from) {
+    std::vector<float> values(static_cast<size_t>(from.num_elements));
+    if (!values.empty()) {
+      device_.read(from, {values.data(), from.num_elements, DataType::kFloat32});
+    }
+    return values;
+  };
   std::vector<UnitState> states;
   for (const UnitPtr& unit : with_state(units)) {
-    states.push_back({unit->key, step_of(device_, *unit), unit->scale, unit->pieces.values, unit->result.values});
+    states.push_back(
+        {unit->key, step_of(device_, *unit), unit->scale, copy(unit->pieces.values), copy(unit->result.values)});
   }
   return states;
 }
 
-UnitPtr GroupUnits::load(const UnitState& state) {
+UnitPtr GroupUnits::load(UnitState state) {
   check_loadable(tiers_.map(), options_, state);
   UnitPtr unit = make_unit(state.key);
-  unit->loaded = copy_of(state);
+  unit->loaded = std::move(state);
   take(unit);
   return unit;
 }

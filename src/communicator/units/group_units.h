@@ -13,8 +13,6 @@ namespace isthmus {
 
 // Throws Error unless a group of these nodes, with these options, can load the state.
 void check_loadable(const NodeMap& map, const Options& options, const UnitState& state);
-// The state in host memory of its own.
-LoadedState copy_of(const UnitState& state);
 
 // Refers to units weakly. Residuals are always finite.
 class GroupUnits final : public UnitStates {
@@ -31,7 +29,7 @@ class GroupUnits final : public UnitStates {
   void give_residuals(Unit& unit);
 
   std::vector<UnitState> states(const Units& units) const override;
-  UnitPtr load(const UnitState& state) override;
+  UnitPtr load(UnitState state) override;
   void scale_residuals(double factor, const Units& units) override;
   void begin_step(std::optional<uint64_t> step, const Units& units) override;
   int64_t undo_step(const Units& units) override;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "communicator/run/statistics.h"
 #include "isthmus/device.h"
@@ -68,14 +67,6 @@ struct KeptStep : Residuals {
   uint64_t step = 0;
 };
 
-// What a checkpoint brought, in host memory, until the unit's first collective.
-struct LoadedState {
-  uint64_t step = 0;
-  double scale = 0;
-  std::vector<float> residual;
-  std::vector<float> result_residual;
-};
-
 // The thread that calls collectives of the unit's communicator uses all but constants.
 class Unit : public Residuals {
  public:
@@ -87,7 +78,7 @@ class Unit : public Residuals {
   const UnitKey key;
   const uint64_t hash;                    // of `key`
   const std::optional<Reason> why_exact;  // its maker says so
-  std::optional<LoadedState> loaded;
+  std::optional<UnitState> loaded;              // what a checkpoint brought, until its first collective
   std::atomic<bool> counts_as_dropped = false;  // a residual that it still has then
 
   // Since its first collective.

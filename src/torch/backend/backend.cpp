@@ -179,10 +179,10 @@ void BackendIsthmus::shutdown() {
   }
 }
 
-std::vector<SavedUnit> BackendIsthmus::end(bool undo) {
+std::vector<UnitState> BackendIsthmus::end(bool undo) {
   group_.process.require_this();
   const WithoutGil without_gil;
-  std::vector<SavedUnit> units;
+  std::vector<UnitState> units;
   abort();
   shutdown_within(std::chrono::milliseconds::max(), [&] { units = units_.states_at_end(undo); });
   return units;

@@ -96,11 +96,7 @@ class BackendIsthmus final : public c10d::Backend {
   bool beyond_job() const { return beyond_job_; }
   // The state of units, for checkpoints and loss scales.
   DeviceUnits& units() { return units_; }
-  // Makes a unit, whose calls take it straight to its path.
-  UnitHandlePtr unit(UnitDescription description, bool counted) {
-    return registry_->make(std::move(description), counted);
-  }
-  bool has(const UnitHandle& unit) const { return unit.is_of(*registry_); }
+  UnitRegistry& registry() { return *registry_; }
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -121,7 +117,7 @@ class BackendIsthmus final : public c10d::Backend {
   void shutdown() override;  // waits for the operations that were submitted; throws if a GPU has failed, when all ended
   // Aborts the group, ends its threads, closes its connections, and returns the states that its units had, before the
   // step that is under way if `undo`. The group may have failed before.
-  std::vector<SavedUnit> end(bool undo);
+  std::vector<UnitState> end(bool undo);
   // The error that made the group fail; "" if none did.
   std::string failure();
   // At the end of the process: waits so long at most, ends the threads, and leaves NCCL as it is.
@@ -210,9 +206,9 @@ class BackendIsthmus final : public c10d::Backend {
 
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr gather_tensor(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
-  // unit: the unit whose weights the call gathers; nothing if it gathers none.
+  // unit: the unit whose weights the call gathers; null if it gathers none.
   WorkPtr submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
-                        std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit);
+                        std::chrono::milliseconds timeout, const UnitPtr& unit);
 
   BackendPtr device_backend();  // the world backend of the GPU, if there is one
   std::optional<at::Device> bound_device();

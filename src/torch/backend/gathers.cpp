@@ -35,7 +35,7 @@ bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor&
 }
 
 WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                      std::chrono::milliseconds timeout, const std::optional<GatheredUnit>& unit) {
+                                      std::chrono::milliseconds timeout, const UnitPtr& unit) {
   TwoTierCall call;
   call.operation.operation = "all-gather";
   call.operation.tensor = describe(output.numel(), input);
@@ -49,19 +49,19 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   // The input is a part of the output where FSDP2 gathers, so the stream that wrote it is the one that owns both.
   const bool is_copied = call.input_is_copy || !call.written.is_same(output);
   const auto owner = is_copied ? std::nullopt : told_input_stream();
-  if (!unit) {
+  if (unit == nullptr) {
     call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written), owner](
                    Communicator& communicator, Stream stream) {
       return communicator.all_gather(shard, gathered, owner.value_or(stream));
     };
     return submit(side, std::move(call));
   }
-  const UnitKey& key = unit->unit->key;
+  const UnitKey& key = unit->key;
   call.operation.unit = key.name;
   const Buffer gathered{call.written.data_ptr(), key.num_elements, key.dtype};
   const ConstBuffer shard{call.input.const_data_ptr(), key.num_elements / group_.size, key.dtype};
-  call.in_halves = unit->in_halves;
-  call.begin = [shard, gathered, unit = unit->unit, owner](Communicator& communicator, Stream stream) {
+  call.in_halves = told_call() != nullptr && told_call()->in_halves;
+  call.begin = [shard, gathered, unit, owner](Communicator& communicator, Stream stream) {
     return communicator.begin_gather_weights(shard, gathered, unit, owner.value_or(stream));
   };
   return submit(side, std::move(call));
@@ -70,7 +70,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
 WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor input,
                                       const c10d::AllgatherOptions& options) {
   if (takes_two_tiers(output, input)) {
-    const auto unit = recogniser_.knows_weights() ? recogniser_.recognise_gather(output) : std::nullopt;
+    const auto unit = recogniser_.knows_weights() ? recogniser_.recognise_gather(output) : nullptr;
     return submit_gather(side, output, input, options.timeout, unit);
   }
   if (output.is_contiguous()) {  // Gloo requires matching shapes, the two-tier path does not
@@ -94,9 +94,9 @@ WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs,
   if (recogniser_.knows_weights() && inputs.size() == 1 && outputs.size() == 1 &&
       outputs[0].size() == static_cast<size_t>(group_.size)) {
     const at::Tensor output = whole_of(outputs[0]);
-    const std::optional<GatheredUnit> unit =
-        output.defined() && takes_two_tiers(output, inputs[0]) ? recogniser_.recognise_gather(output) : std::nullopt;
-    if (unit) {
+    const UnitPtr unit =
+        output.defined() && takes_two_tiers(output, inputs[0]) ? recogniser_.recognise_gather(output) : nullptr;
+    if (unit != nullptr) {
       return submit_gather(side, output, inputs[0], options.timeout, unit);
     }
   }

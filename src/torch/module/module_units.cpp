@@ -37,24 +37,38 @@ SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs)
   return std::make_shared<Sections>(std::move(sections));
 }
 
-py::dict to_dict(const SavedUnit& unit) {
+// Takes the memory along.
+at::Tensor tensor_of(std::vector<float>& values) {
+  const auto owner = std::make_shared<std::vector<float>>(std::move(values));
+  return at::from_blob(owner->data(), {static_cast<int64_t>(owner->size())}, [owner](void*) {}, at::kFloat);
+}
+
+std::vector<float> values_of(const py::handle& residual, const std::string& unit) {
+  const auto tensor = residual.cast<at::Tensor>();
+  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous(),
+                    "isthmus: residual of unit ", unit, ": expected a contiguous float32 tensor on the CPU, got ",
+                    tensor.scalar_type(), " on ", tensor.device());
+  return {tensor.const_data_ptr<float>(), tensor.const_data_ptr<float>() + tensor.numel()};
+}
+
+py::dict to_dict(UnitState& unit) {
   return py::dict("name"_a = unit.key.name, "num_elements"_a = unit.key.num_elements,
                   "dtype"_a = to_string(unit.key.dtype), "collective"_a = to_string(unit.key.collective),
                   "layout"_a = unit.key.layout, "step"_a = unit.step, "scale"_a = unit.scale,
-                  "residual"_a = unit.residual, "result_residual"_a = unit.result_residual, "is_held"_a = unit.is_held,
-                  "parameters"_a = unit.parameters);
+                  "residual"_a = tensor_of(unit.residual), "result_residual"_a = tensor_of(unit.result_residual),
+                  "is_held"_a = unit.is_held, "parameters"_a = unit.parameters);
 }
 
-py::list list_of_units(const std::vector<SavedUnit>& units) {
+py::list list_of_units(std::vector<UnitState> units) {
   py::list list;
-  for (const SavedUnit& unit : units) {
+  for (UnitState& unit : units) {
     list.append(to_dict(unit));
   }
   return list;
 }
 
-SavedUnit from_dict(const py::dict& state) {
-  SavedUnit unit;
+UnitState from_dict(const py::dict& state) {
+  UnitState unit;
   unit.key.name = state["name"].cast<std::string>();
   unit.key.num_elements = state["num_elements"].cast<int64_t>();
   unit.key.dtype = named(kFloatingTypes, state["dtype"].cast<std::string>(), "dtype");
@@ -62,8 +76,8 @@ SavedUnit from_dict(const py::dict& state) {
   unit.key.layout = state["layout"].cast<uint64_t>();
   unit.step = state["step"].cast<uint64_t>();
   unit.scale = state["scale"].cast<double>();
-  unit.residual = state["residual"].cast<at::Tensor>();
-  unit.result_residual = state["result_residual"].cast<at::Tensor>();
+  unit.residual = values_of(state["residual"], unit.key.name);
+  unit.result_residual = values_of(state["result_residual"], unit.key.name);
   unit.is_held = state["is_held"].cast<bool>();
   unit.parameters = state["parameters"].cast<std::string>();
   return unit;
@@ -82,8 +96,8 @@ void bind_calls(py::module_& module) {
   py::class_<UnitHandle, UnitHandlePtr>(
       module, "Unit",
       "A unit of one process group (src/torch/units/unit_handle.h). Its state lives as long as it is held.")
-      .def_property_readonly("name", &UnitHandle::name)
-      .def_property_readonly("parameters", &UnitHandle::parameters);
+      .def_readonly("name", &UnitHandle::name)
+      .def_readonly("parameters", &UnitHandle::parameters);
   py::class_<UnitCall>(module, "UnitCall",
                        "In `with` the calls of this thread are of that unit. `exact` says why such a call must stay "
                        "exact; the other arguments are fields of UnitCall (src/torch/units/unit_handle.h).")
@@ -160,14 +174,14 @@ void bind_units(py::module_& module, BackendClass& backend) {
           "unit",
           [](BackendIsthmus& self, std::string name, uint64_t layout, std::optional<Reason> exact,
              std::string parameters, bool counted) {
-            return self.unit({std::move(name), layout, exact, std::move(parameters)}, counted);
+            return self.registry().make(std::move(name), layout, exact, std::move(parameters), counted);
           },
           "name"_a, "layout"_a = 0, "exact"_a = py::none(), "parameters"_a = "", "counted"_a = false,
-          "Makes a unit; see UnitDescription. counted: units of equal names are \"name\", \"name (2)\", in the order "
+          "Makes a unit; see UnitHandle. counted: units of equal names are \"name\", \"name (2)\", in the order "
           "in "
           "which they are made.")
       .def(
-          "has", [](const BackendIsthmus& self, const UnitHandle& unit) { return self.has(unit); }, "unit"_a)
+          "has", [](BackendIsthmus& self, const UnitHandle& unit) { return unit.is_of(self.registry()); }, "unit"_a)
       .def(
           "unit_states",
           [](BackendIsthmus& self, const UnitHandles& units) { return list_of_units(self.units().states(units)); },

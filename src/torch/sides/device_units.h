@@ -1,11 +1,8 @@
 // The state of a group's units on all its devices, for checkpoints and loss scales.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,17 +12,6 @@
 #include "torch/units/unit_registry.h"
 
 namespace isthmus::torch_backend {
-
-// A unit's state (see UnitState) that owns its memory.
-struct SavedUnit {
-  UnitKey key;
-  uint64_t step = 0;
-  double scale = 0;
-  at::Tensor residual;          // float32, 1-D; empty if there is none
-  at::Tensor result_residual;   // the same
-  bool is_held = false;         // by a model
-  std::string parameters = {};  // see UnitDescription
-};
 
 // The units that are meant; nothing: all of the group.
 using UnitHandles = std::optional<std::vector<UnitHandlePtr>>;
@@ -39,15 +25,14 @@ class DeviceUnits {
   DeviceUnits(const Group& group, std::vector<Side*> sides, UnitRegistry& registry)
       : group_(group), sides_(std::move(sides)), registry_(registry) {}
 
-  // Keeps the state for the unit that will be reduced under its key. Throws ValueError if a residual is not a
-  // contiguous float32 tensor on the CPU, Error if the state does not fit the group.
-  void load(const SavedUnit& unit);
+  // Keeps the state for the unit that will be reduced under its key. Throws Error if it does not fit the group.
+  void load(UnitState state);
   void clear(const UnitHandles& units);
   void scale_residuals(double factor, const UnitHandles& units);  // see UnitStates
 
-  std::vector<SavedUnit> states(const UnitHandles& units = {});  // on all devices, and loaded ones
+  std::vector<UnitState> states(const UnitHandles& units = {});  // on all devices, and loaded ones
   // Returns states() of a group that ends, see Side::run_at_end(); after undo_step(), if `undo`.
-  std::vector<SavedUnit> states_at_end(bool undo);
+  std::vector<UnitState> states_at_end(bool undo);
   // See UnitStates.
   void count_dropped(int64_t num_units);
   // Runs `action` on all devices that have units, for those that are meant. It owns what it refers to: a signal may end
@@ -57,7 +42,6 @@ class DeviceUnits {
 
  private:
   void run(Side& side, const char* name, const std::function<void(Communicator&)>& action);
-  std::vector<SavedUnit> loaded(const UnitHandles& units) const;
 
   const Group& group_;
   const std::vector<Side*> sides_;

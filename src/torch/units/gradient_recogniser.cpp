@@ -80,16 +80,15 @@ std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output,
   return gradient;
 }
 
-std::optional<GatheredUnit> GradientRecogniser::recognise_gather(const at::Tensor& output) {
+UnitPtr GradientRecogniser::recognise_gather(const at::Tensor& output) {
   const UnitCall* const call = told();
   const UnitHandlePtr unit = call != nullptr ? call->unit : weights_caller ? weights_caller(backend_) : nullptr;
   if (unit == nullptr) {
-    return std::nullopt;
+    return nullptr;
   }
   const DataType dtype = floating_dtype(output.scalar_type()).value_or(DataType::kByte);
   const auto num_elements = dtype == DataType::kByte ? static_cast<int64_t>(output.nbytes()) : output.numel();
-  return GatheredUnit{unit->gathered({num_elements, dtype, Collective::kAllGather}, output.is_cuda()),
-                      call != nullptr && call->in_halves};
+  return unit->gathered({num_elements, dtype, Collective::kAllGather}, output.is_cuda());
 }
 
 int ParameterNumbers::number(const WeakParameter& parameter, const CallShape& shape) {

@@ -47,12 +47,6 @@ inline auto& fsdp_caller =
     *new std::function<FsdpAnswer(c10d::Backend& group, const at::Tensor& output, const at::Tensor& input)>;
 inline auto& weights_caller = *new std::function<UnitHandlePtr(c10d::Backend& group)>;
 
-// A gather of a unit's weights.
-struct GatheredUnit {
-  UnitPtr unit;
-  bool in_halves = false;  // its Work is waited for in an order that is equal on all ranks
-};
-
 // The threads that make the group's calls call this; `mutex_` is not held while Python is asked.
 //
 // Names contain nothing that differs between groups, ranks or places in a mesh, because names seed codecs and replicas
@@ -71,8 +65,8 @@ class GradientRecogniser {
 
   // Whether weights cross as differences.
   bool knows_weights() const { return group_.options.sends_differences() && group_.two_tier(); }
-  // Returns the unit whose parameters `output` will hold; nothing if the call gathers no parameters.
-  std::optional<GatheredUnit> recognise_gather(const at::Tensor& output);
+  // Returns the unit whose parameters `output` will hold; null if the call gathers no parameters.
+  UnitPtr recognise_gather(const at::Tensor& output);
 
  private:
   const UnitCall* told() const;

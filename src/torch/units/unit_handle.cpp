@@ -6,13 +6,18 @@
 
 namespace isthmus::torch_backend {
 
-UnitHandle::UnitHandle(UnitDescription description, std::shared_ptr<UnitRegistry> registry)
-    : description_(std::move(description)), registry_(std::move(registry)) {}
+UnitHandle::UnitHandle(std::string name_, uint64_t layout_, std::optional<Reason> why_exact_, std::string parameters_,
+                       std::shared_ptr<UnitRegistry> registry)
+    : name(std::move(name_)),
+      layout(layout_),
+      why_exact(why_exact_),
+      parameters(std::move(parameters_)),
+      registry_(std::move(registry)) {}
 
 Reduction UnitHandle::reduction(const CallShape& shape, bool on_gpu, const std::shared_ptr<const Sections>& sections,
                                 const std::shared_ptr<const Sections>& with_gradients) {
   if (sections == nullptr) {
-    return {.unit = of_shape(shape, description_.layout, on_gpu)};
+    return {.unit = of_shape(shape, layout, on_gpu)};
   }
   const int64_t rows = shape.collective == Collective::kReduceScatter ? registry_->num_ranks() : 1;
   const std::shared_ptr<const Sections>& given = with_gradients != nullptr ? with_gradients : sections;
@@ -23,15 +28,15 @@ Reduction UnitHandle::reduction(const CallShape& shape, bool on_gpu, const std::
   return {.unit = of_shape(whole, sections->hash(), on_gpu), .sections = with_gradients};
 }
 
-UnitPtr UnitHandle::of_shape(const CallShape& shape, uint64_t layout, bool on_gpu) {
+UnitPtr UnitHandle::of_shape(const CallShape& shape, uint64_t layout_of_call, bool on_gpu) {
   const std::lock_guard lock(mutex_);
   for (const Shaped& one : units_) {
-    if (one.shape == shape && one.layout == layout && one.on_gpu == on_gpu) {
+    if (one.shape == shape && one.layout == layout_of_call && one.on_gpu == on_gpu) {
       return one.unit;
     }
   }
-  const UnitKey key{description_.name, shape.num_elements, shape.dtype, shape.collective, layout};
-  return units_.emplace_back(Shaped{shape, layout, on_gpu, registry_->make_unit(key, description_.why_exact)}).unit;
+  const UnitKey key{name, shape.num_elements, shape.dtype, shape.collective, layout_of_call};
+  return units_.emplace_back(Shaped{shape, layout_of_call, on_gpu, registry_->make_unit(key, why_exact)}).unit;
 }
 
 std::vector<UnitPtr> UnitHandle::all() const {

@@ -23,24 +23,21 @@ struct CallShape {
   auto operator<=>(const CallShape&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees one
 };
 
-// What a unit is made from. Equal on all ranks.
-struct UnitDescription {
-  std::string name;                      // as in UnitKey; nothing in it differs between groups
-  uint64_t layout = 0;                   // see UnitKey; of calls without sections
-  std::optional<Reason> why_exact = {};  // why it must stay exact; nothing: it need not
-  std::string parameters;                // of people and checkpoints: the layout as text; "": unknown
-};
-
 class UnitRegistry;
 
 // One for each process group, however often and in however many shapes it is reduced and gathered: the core's units of
 // these shapes live as long as it does. Any thread may call any method.
 class UnitHandle {
  public:
-  UnitHandle(UnitDescription description, std::shared_ptr<UnitRegistry> registry);
+  UnitHandle(std::string name_, uint64_t layout_, std::optional<Reason> why_exact_, std::string parameters_,
+             std::shared_ptr<UnitRegistry> registry);
 
-  const std::string& name() const { return description_.name; }
-  const std::string& parameters() const { return description_.parameters; }
+  // Equal on all ranks.
+  const std::string name;                 // as in UnitKey; nothing in it differs between groups
+  const uint64_t layout;                  // see UnitKey; of calls without sections; 0: unknown
+  const std::optional<Reason> why_exact;  // why it must stay exact; nothing: it need not
+  const std::string parameters;           // of people and checkpoints: the layout as text; "": unknown
+
   bool is_of(const UnitRegistry& registry) const { return registry_.get() == &registry; }
 
   // The reduction of its gradient by a call of this shape. sections, with_gradients: see UnitCall. Where they have
@@ -61,9 +58,8 @@ class UnitHandle {
     bool on_gpu;
     UnitPtr unit;
   };
-  UnitPtr of_shape(const CallShape& shape, uint64_t layout, bool on_gpu);
+  UnitPtr of_shape(const CallShape& shape, uint64_t layout_of_call, bool on_gpu);
 
-  const UnitDescription description_;
   const std::shared_ptr<UnitRegistry> registry_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Shaped> units_;

@@ -17,18 +17,20 @@ float to_finite(double value) {
 }
 
 bool is_named_after(const UnitKey& key, const std::vector<UnitHandlePtr>& handles) {
-  return std::ranges::any_of(handles, [&key](const UnitHandlePtr& handle) { return handle->name() == key.name; });
+  return std::ranges::any_of(handles, [&key](const UnitHandlePtr& handle) { return handle->name == key.name; });
 }
 
 }  // namespace
 
-UnitHandlePtr UnitRegistry::make(UnitDescription description, bool counted) {
+UnitHandlePtr UnitRegistry::make(std::string name, uint64_t layout, std::optional<Reason> why_exact,
+                                 std::string parameters, bool counted) {
   const std::lock_guard lock(mutex_);
   if (counted) {
-    const int number = counts_[description.name]++;
-    description.name = with_ordinal(std::move(description.name), number);
+    const int number = counts_[name]++;
+    name = with_ordinal(std::move(name), number);
   }
-  auto handle = std::make_shared<UnitHandle>(std::move(description), shared_from_this());
+  auto handle =
+      std::make_shared<UnitHandle>(std::move(name), layout, why_exact, std::move(parameters), shared_from_this());
   std::erase_if(handles_, [](const std::weak_ptr<UnitHandle>& one) { return one.expired(); });
   handles_.push_back(handle);
   return handle;
@@ -42,7 +44,7 @@ UnitPtr UnitRegistry::of_untold_call(UnitKey key, std::optional<Reason> why_exac
   }
   if (auto loaded = loaded_.extract(key)) {
     UnitPtr unit = isthmus::make_unit(key);
-    unit->loaded = std::move(loaded.mapped().state);
+    unit->loaded = std::move(loaded.mapped());
     table.put(unit);
     return unit;
   }
@@ -63,16 +65,16 @@ UnitPtr UnitRegistry::make_unit(const UnitKey& key, std::optional<Reason> why_ex
   UnitPtr unit = isthmus::make_unit(key, why_exact);
   const std::lock_guard lock(mutex_);
   if (auto loaded = loaded_.extract(key)) {
-    unit->loaded = std::move(loaded.mapped().state);
+    unit->loaded = std::move(loaded.mapped());
   }
   return unit;
 }
 
-void UnitRegistry::load(const UnitState& state, bool is_held, std::string parameters) {
+void UnitRegistry::load(UnitState state) {
   check_loadable(group_.map, group_.options, state);
-  LoadedUnit loaded{copy_of(state), is_held, std::move(parameters)};
   const std::lock_guard lock(mutex_);
-  loaded_.insert_or_assign(state.key, std::move(loaded));
+  UnitState& loaded = loaded_[state.key];
+  loaded = std::move(state);
 }
 
 std::vector<UnitHandlePtr> UnitRegistry::handles() const {
@@ -102,13 +104,12 @@ std::vector<UnitPtr> UnitRegistry::units_of(const std::optional<std::vector<Unit
   return units;
 }
 
-std::vector<std::pair<UnitKey, LoadedUnit>> UnitRegistry::loaded_for(
-    const std::optional<std::vector<UnitHandlePtr>>& wanted) const {
+std::vector<UnitState> UnitRegistry::loaded_for(const std::optional<std::vector<UnitHandlePtr>>& wanted) const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::pair<UnitKey, LoadedUnit>> found;
+  std::vector<UnitState> found;
   for (const auto& [key, loaded] : loaded_) {
     if (!wanted || is_named_after(key, *wanted)) {
-      found.emplace_back(key, loaded);
+      found.push_back(loaded);
     }
   }
   return found;
@@ -117,7 +118,7 @@ std::vector<std::pair<UnitKey, LoadedUnit>> UnitRegistry::loaded_for(
 void UnitRegistry::scale_loaded(double factor, const std::optional<std::vector<UnitHandlePtr>>& wanted) {
   const std::lock_guard lock(mutex_);
   for (auto& [key, loaded] : loaded_) {
-    for (std::vector<float>* const values : {&loaded.state.residual, &loaded.state.result_residual}) {
+    for (std::vector<float>* const values : {&loaded.residual, &loaded.result_residual}) {
       for (float& value : *values) {
         value = !wanted || is_named_after(key, *wanted) ? to_finite(value * factor) : value;
       }

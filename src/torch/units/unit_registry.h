@@ -17,13 +17,6 @@
 
 namespace isthmus::torch_backend {
 
-// What a checkpoint brought for a unit.
-struct LoadedUnit {
-  LoadedState state;
-  bool is_held = false;    // a model reduced it
-  std::string parameters;  // see UnitDescription
-};
-
 // Any thread may call any method. Its lock is the last one taken.
 class UnitRegistry : public std::enable_shared_from_this<UnitRegistry> {
  public:
@@ -37,7 +30,8 @@ class UnitRegistry : public std::enable_shared_from_this<UnitRegistry> {
 
   // Makes a unit, which lives as long as somebody holds it. counted: units of equal names are "name", "name (2)", in
   // the order in which they are made, whichever still live.
-  UnitHandlePtr make(UnitDescription description, bool counted);
+  UnitHandlePtr make(std::string name, uint64_t layout, std::optional<Reason> why_exact, std::string parameters,
+                     bool counted);
 
   // The unit of a call that nobody tells of: at most options.max_units of each kind of device, which give way to
   // others; above that it is exact. What the policy leaves exact takes no place.
@@ -46,15 +40,14 @@ class UnitRegistry : public std::enable_shared_from_this<UnitRegistry> {
   // A unit of the core, with the state that a checkpoint brought for it.
   UnitPtr make_unit(const UnitKey& key, std::optional<Reason> why_exact);
   // Keeps the state until the unit with its key is reduced. Throws Error if it does not fit the group.
-  void load(const UnitState& state, bool is_held, std::string parameters);
+  void load(UnitState state);
 
   // Handles that somebody holds.
   std::vector<UnitHandlePtr> handles() const;
   // Of the handles; nothing: of all, and of untold calls.
   std::vector<UnitPtr> units_of(const std::optional<std::vector<UnitHandlePtr>>& handles) const;
   // What was loaded for them and not reduced yet.
-  std::vector<std::pair<UnitKey, LoadedUnit>> loaded_for(
-      const std::optional<std::vector<UnitHandlePtr>>& handles) const;
+  std::vector<UnitState> loaded_for(const std::optional<std::vector<UnitHandlePtr>>& handles) const;
   void scale_loaded(double factor, const std::optional<std::vector<UnitHandlePtr>>& handles);
   // Drops their states, those of reductions.
   void clear(const std::optional<std::vector<UnitHandlePtr>>& handles);
@@ -64,7 +57,7 @@ class UnitRegistry : public std::enable_shared_from_this<UnitRegistry> {
   const int num_ranks_;
   mutable std::mutex mutex_;         // guards what follows
   std::array<UnitTable, 2> tables_;  // of untold calls, on the CPU and on GPUs
-  std::map<UnitKey, LoadedUnit> loaded_;
+  std::map<UnitKey, UnitState> loaded_;
   mutable std::vector<std::weak_ptr<UnitHandle>> handles_;
   std::map<std::string, int> counts_;  // how many units were ever made, by a name that is counted
 };

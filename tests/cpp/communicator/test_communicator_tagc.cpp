@@ -110,16 +110,16 @@ std::vector<double> outstanding(const World& world) {
   std::vector<double> sum;
   for (int rank = 0; rank < world.size(); ++rank) {
     for (const UnitState& state : world.ranks[rank]->units().states()) {
-      const int64_t chunk = state.result_residual.num_elements;
+      const auto chunk = static_cast<int64_t>(state.result_residual.size());
       sum.resize(static_cast<size_t>(chunk * world.size()));
       for (int64_t i = 0; i < chunk; ++i) {
-        sum[rank * chunk + i] += state.result_residual.as<float>()[i];
+        sum[rank * chunk + i] += state.result_residual[i];
       }
-      for (int64_t i = 0; i < state.residual.num_elements; ++i) {
+      for (int64_t i = 0; i < static_cast<int64_t>(state.residual.size()); ++i) {
         const int piece = static_cast<int>(i / chunk);
         const int owner_node = piece < map.node(rank) ? piece : piece + 1;
         const int owner = map.rank(owner_node, map.local_index(rank));
-        sum[owner * chunk + i % chunk] += state.scale * state.residual.as<float>()[i];
+        sum[owner * chunk + i % chunk] += state.scale * state.residual[i];
       }
     }
   }
@@ -182,7 +182,7 @@ TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
     world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 1), 1, {});
     const auto block_of = [&](int rank, bool of_result) {
       const UnitState state = world.ranks[rank]->units().states().at(0);
-      const float* values = (of_result ? state.result_residual : state.residual).as<float>() + 3 * kBlock;
+      const float* values = (of_result ? state.result_residual : state.residual).data() + 3 * kBlock;
       return std::vector<float>(values, values + kBlock);
     };
     const std::vector<float> piece_before = block_of(1, false);

@@ -117,7 +117,7 @@ void expect_errors_are_what_residuals_hold(Options options) {
   const auto squares_of_step = [&](uint64_t seed) {
     const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, seed);
     world.reduce_scatter(inputs, 1, {});
-    const float* left = world.ranks[0]->units().states()[0].residual.as<float>();
+    const std::vector<float> left = world.ranks[0]->units().states()[0].residual;
     const std::vector<double> gradient = inputs[0].values();
     std::pair<double, double> squares;
     for (size_t i = 0; i < residual.size(); ++i) {

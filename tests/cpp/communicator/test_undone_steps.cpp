@@ -24,13 +24,11 @@ struct State {
 };
 using States = std::vector<State>;
 
-std::vector<float> copy(ConstBuffer buffer) { return {buffer.as<float>(), buffer.as<float>() + buffer.num_elements}; }
-
 std::vector<States> states_of(const World& world) {
   std::vector<States> by_rank(static_cast<size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
     for (const UnitState& unit : world.ranks[rank]->units().states()) {
-      by_rank[rank].push_back({unit.key.name, unit.scale, copy(unit.residual), copy(unit.result_residual)});
+      by_rank[rank].push_back({unit.key.name, unit.scale, unit.residual, unit.result_residual});
     }
   }
   return by_rank;

@@ -71,7 +71,7 @@ class Followed:
 
 class Noted(UnitAllGather):
     def __init__(self, unit: Any, prefetch: Prefetch, name: str, events: list[str]) -> None:
-        super().__init__(unit, unit._all_gather_comm, prefetch)
+        super().__init__(unit, collectives_of(unit)[0], prefetch)
         self._name, self._events = name, events
 
     def __call__(self, *arguments: Any, **named: Any) -> dist.Work | None:
