@@ -101,8 +101,9 @@ class World {
   void step_of(int number) {
     Rank& rank = *ranks_[number];
     const ConstBuffer weights = weights_[steps_ % 2].buffer();
-    rank.communicator.gather_weights(weights.part(number, rank.shard.num_elements), rank.gathered.buffer(),
-                                     rank.weights);
+    rank.communicator
+        .gather_weights(weights.part(number, rank.shard.num_elements), rank.gathered.buffer(), rank.weights)
+        ->finish();
     rank.communicator.reduce_scatter(gradient_.buffer(), rank.shard.buffer(), {rank.gradient});
   }
 

@@ -28,10 +28,21 @@ struct Tiers {
   std::vector<std::shared_ptr<Transport>> all() const;  // those that there are
 };
 
-// A gather of weights between its halves.
-struct WeightGather {
+// A gather of weights whose first half is under way; see Communicator::gather_weights(). The thread that calls
+// collectives calls its methods, while the communicator lives. One that is destroyed, on all ranks, before finish() has
+// no second half.
+class WeightGather {
+ public:
   virtual ~WeightGather() = default;
-  EventPtr begun;  // passes when the first half is done
+
+  // Passes when the first half is done.
+  virtual EventPtr begun() const = 0;
+  // On a GPU, waits until the host has all nodes' headers, or the communicator is aborted. Any thread may call it.
+  virtual void wait_for_headers() = 0;
+  // The second half, for which it waits for the headers: packets cross, and the shards are gathered within the node. A
+  // second call returns the same event. Gathers are finished in one order on all ranks, which need not be that of their
+  // first halves. Throws Error if the unit was begun again and finished since.
+  virtual EventPtr finish() = 0;
 };
 using WeightGatherPtr = std::shared_ptr<WeightGather>;
 
@@ -41,7 +52,7 @@ using WeightGatherPtr = std::shared_ptr<WeightGather>;
 // On the CPU collectives are done on return; streams are ignored, and returned events are null. On a GPU the calling
 // thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it is done.
 // Buffers stay alive until then; device().wait(event, stream) makes a stream wait for it. Only
-// gather_weights() and wait_for_headers() wait for the device. If a decoder finds a fault there, a later call or
+// a WeightGather waits for the device. If a decoder finds a fault there, a later call or
 // throw_if_faulted() throws it.
 //
 // Collectives can be captured into a CUDA graph once each unit has been reduced outside a graph. Graphs of one
@@ -80,23 +91,13 @@ class Communicator {
   // This always takes two tiers: the caller decides whether that pays (options.min_elements).
   EventPtr all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
-  // Gathers a unit's weights. Between nodes only the bit-exact difference to the unit's previous gather crosses, or
-  // nothing where they are equal (docs/weights.md). It keeps a copy of the shards of this rank's rail in memory. The
-  // weights cross whole in the unit's first gather, where another rank has nothing to compare with, and in CUDA graphs.
-  // Such gathers are counted by reason. It is the three calls below, one after the other.
+  // Begins to gather a unit's weights: what `shard` differs by is encoded, and the nodes exchange headers. Both buffers
+  // stay as they are until the gather is finished or given up. Between nodes only the bit-exact difference to the
+  // unit's previous gather crosses, or nothing where they are equal (docs/weights.md). It keeps a copy of the shards of
+  // this rank's rail in memory. The weights cross whole in the unit's first gather, where another rank has nothing to
+  // compare with, and in CUDA graphs. Such gathers are counted by reason.
   // unit: collective kAllGather; num_elements and dtype of `gathered`.
-  EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream = {});
-
-  // The first half: what `shard` differs by is encoded, and the nodes exchange headers. Both buffers stay as they are
-  // until the gather is finished or given up.
-  WeightGatherPtr begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream = {});
-  // On a GPU, waits until the host has all nodes' headers, or the communicator is aborted. Any thread may call it.
-  void wait_for_headers(const WeightGather& gather);
-  // The second half, after wait_for_headers(): packets cross, and the shards are gathered within the node. A second
-  // call returns the same event. Gathers are finished in one order on all ranks, which need not be that of their first
-  // halves. One that is destroyed instead, on all ranks, has no second half. Throws Error if the unit was begun again
-  // and finished since.
-  EventPtr finish_gather_weights(WeightGather& gather);
+  WeightGatherPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream = {});
 
   // The running phase, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...; "idle"
   // between calls. After a failure: the phase that failed.
@@ -116,6 +117,7 @@ class Communicator {
 
  private:
   struct Parts;
+  class Gather;
   const std::unique_ptr<Parts> parts_;
 };
 

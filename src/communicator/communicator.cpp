@@ -166,37 +166,6 @@ struct Communicator::Parts {
                   " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
   }
 
-  WeightGatherPtr begin_gather(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
-    throw_if_faulted();
-    const auto gather = std::make_shared<GatherUnderWay>(shard, gathered, unit);
-    guard(Collective::kAllGather, [&] {
-      start(gather->run, Collective::kAllGather, {stream, {}});
-      units.take(unit);
-      gather->run->unit = &unit->key;
-      gather->run->record = unit->record.get();
-      weights.begin(gather);
-      tiers.take_counts(gather->run->counters, gather->run->peer_waits);
-      if (gather->headers_on_host == nullptr) {
-        gather->done = gather->begun = end(*gather->run);
-        gather->run.reset();
-      } else {
-        gather->begun = gather->run->end();
-      }
-    });
-    return gather;
-  }
-
-  EventPtr finish(GatherUnderWay& gather) {
-    throw_if_faulted();
-    guard(Collective::kAllGather, [&] {
-      weights.finish(gather);
-      tiers.take_counts(gather.run->counters, gather.run->peer_waits);
-      gather.done = end(*gather.run);
-      gather.run.reset();
-    });
-    return gather.done;
-  }
-
   void throw_if_aborted() {
     const std::lock_guard lock(mutex);
     ISTHMUS_CHECK(TransportError, failure.empty(), "the communicator of rank ", tiers.rank(), " is aborted: ", failure);
@@ -267,6 +236,63 @@ struct Communicator::Parts {
   std::string failure;  // why the communicator is aborted; empty: it works
 };
 
+// A gather of weights, from its begin to its end.
+class Communicator::Gather final : public WeightGather, public GatherUnderWay {
+ public:
+  Gather(Parts& parts, ConstBuffer shard_, Buffer gathered_, UnitPtr unit_)
+      : GatherUnderWay(shard_, gathered_, std::move(unit_)), parts_(parts) {}
+
+  static WeightGatherPtr begin(const std::shared_ptr<Gather>& self, Stream stream) {
+    Parts& parts = self->parts_;
+    parts.throw_if_faulted();
+    parts.guard(Collective::kAllGather, [&] {
+      parts.start(self->run, Collective::kAllGather, {stream, {}});
+      parts.units.take(self->unit);
+      self->run->unit = &self->unit->key;
+      self->run->record = self->unit->record.get();
+      parts.weights.begin(self);
+      parts.tiers.take_counts(self->run->counters, self->run->peer_waits);
+      self->begun_ = self->is_over() ? self->end() : self->run->end();
+    });
+    return self;
+  }
+
+  EventPtr begun() const override { return begun_; }
+
+  void wait_for_headers() override {
+    if (run) {
+      parts_.guard(Collective::kAllGather, [&] {
+        parts_.phase = "inter all-gather of headers";
+        parts_.weights.wait_for_headers(begun_);
+      });
+    }
+  }
+
+  EventPtr finish() override {
+    wait_for_headers();
+    if (run) {
+      parts_.throw_if_faulted();
+      parts_.guard(Collective::kAllGather, [&] {
+        parts_.weights.finish(*this);
+        parts_.tiers.take_counts(run->counters, run->peer_waits);
+        end();
+      });
+    }
+    return done_;
+  }
+
+ private:
+  EventPtr end() {
+    done_ = parts_.end(*run);
+    run.reset();
+    return done_;
+  }
+
+  Parts& parts_;
+  EventPtr begun_;
+  EventPtr done_;  // of the whole gather, once it is over
+};
+
 Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, std::shared_ptr<Device> device)
     : parts_(std::make_unique<Parts>(std::move(map), rank, std::move(tiers), std::move(options), std::move(device))) {}
 
@@ -308,32 +334,10 @@ EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream str
   });
 }
 
-EventPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
-  const WeightGatherPtr gather = begin_gather_weights(shard, gathered, unit, stream);
-  wait_for_headers(*gather);
-  return finish_gather_weights(*gather);
-}
-
-WeightGatherPtr Communicator::begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit,
-                                                   Stream stream) {
+WeightGatherPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
   check_all_gather(parts_->tiers.world_size(), shard, gathered);
   check_unit(unit, Collective::kAllGather, gathered, unit != nullptr ? unit->key.num_elements : 0);
-  return parts_->begin_gather(shard, gathered, unit, stream);
-}
-
-void Communicator::wait_for_headers(const WeightGather& gather) {
-  const auto& under_way = dynamic_cast<const GatherUnderWay&>(gather);
-  if (under_way.run) {
-    parts_->guard(Collective::kAllGather, [&] {
-      parts_->phase = "inter all-gather of headers";
-      parts_->weights.wait_for_headers(under_way);
-    });
-  }
-}
-
-EventPtr Communicator::finish_gather_weights(WeightGather& gather) {
-  auto& under_way = dynamic_cast<GatherUnderWay&>(gather);
-  return under_way.run ? parts_->finish(under_way) : under_way.done;
+  return Gather::begin(std::make_shared<Gather>(*parts_, shard, gathered, unit), stream);
 }
 
 const char* Communicator::phase() const { return parts_->phase; }

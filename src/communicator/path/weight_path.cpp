@@ -189,10 +189,10 @@ void WeightPath::exchange_headers(GatherUnderWay& gather) {
 }
 
 // An abort ends the work that the event follows, but a GPU that has failed may not say so.
-void WeightPath::wait_for_headers(const GatherUnderWay& gather) const {
+void WeightPath::wait_for_headers(const EventPtr& begun) const {
   constexpr int kLooksAtOnce = 100;
   constexpr std::chrono::microseconds kPause(30);
-  for (int looks = 0; !device_.done(gather.begun); ++looks) {
+  for (int looks = 0; !device_.done(begun); ++looks) {
     throw_if_aborted_();
     if (looks >= kLooksAtOnce) {
       std::this_thread::sleep_for(kPause);

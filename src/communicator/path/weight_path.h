@@ -38,7 +38,8 @@ struct Replica {
   ConstBuffer words() const { return {shards.data, round_up(shards.bytes(), 8), DataType::kByte}; }
 };
 
-struct GatherUnderWay final : WeightGather {
+// What a gather of weights is about, and what its first half leaves to the second.
+struct GatherUnderWay {
   GatherUnderWay(ConstBuffer shard_, Buffer gathered_, UnitPtr unit_)
       : shard(shard_), gathered(gathered_), unit(std::move(unit_)) {}
 
@@ -46,13 +47,12 @@ struct GatherUnderWay final : WeightGather {
   const Buffer gathered;
   const UnitPtr unit;
   std::optional<Run> run;  // nothing: the gather is over
-  EventPtr done;           // of the whole gather, once it is over
 
-  // What begin() leaves to finish().
   uint64_t number = 0;              // of the unit's gathers so far
   Buffer sent;                      // header and packet of this rank
   Buffer headers;                   // of all nodes
   void* headers_on_host = nullptr;  // null: there is no second half
+  bool is_over() const { return headers_on_host == nullptr; }
 };
 
 // The thread that calls collectives uses it.
@@ -65,8 +65,8 @@ class WeightPath {
 
   // The first half: compares and encodes, and exchanges headers. Where there is no second half it gathers.
   void begin(const std::shared_ptr<GatherUnderWay>& gather);
-  // Waits until the host has the headers. Any thread may call it.
-  void wait_for_headers(const GatherUnderWay& gather) const;
+  // Waits until the host has the headers, which it has when this event passes. Any thread may call it.
+  void wait_for_headers(const EventPtr& begun) const;
   // The second half, once the host has the headers: updates the replica to the shards that the ranks of the rail had at
   // begin(), and gathers them within the node. Throws PacketError on every rank of the rail if their headers do not
   // fit together.

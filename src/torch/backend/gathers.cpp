@@ -62,7 +62,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   const ConstBuffer shard{call.input.const_data_ptr(), key.num_elements / group_.size, key.dtype};
   call.in_halves = told_call() != nullptr && told_call()->in_halves;
   call.begin = [shard, gathered, unit, owner](Communicator& communicator, Stream stream) {
-    return communicator.begin_gather_weights(shard, gathered, unit, owner.value_or(stream));
+    return communicator.gather_weights(shard, gathered, unit, owner.value_or(stream));
   };
   return submit(side, std::move(call));
 }

@@ -136,7 +136,7 @@ class CudaSide final : public Side {
           return copy_back(call, call.run(*here.communicator, stream), here.place);
         }
         gather = call.begin(*here.communicator, stream);
-        return gather->begun;
+        return gather->begun();
       });
       const Watcher watcher = faults_.watcher(call.operation.sequence_number);
       std::function<EventPtr()> second_half;
@@ -379,11 +379,12 @@ class CudaSide final : public Side {
 
   // The second half of a gather. Others may enqueue while it waits.
   EventPtr finish(const TwoTierCall& call, const WeightGatherPtr& gather) {
-    if (const auto found = gpu()) {
-      found->communicator->wait_for_headers(*gather);
+    const auto alive = gpu();
+    if (alive) {
+      gather->wait_for_headers();
     }
     return enqueue(call, [&](const Gpu& here, Stream /*stream*/) {
-      return copy_back(call, here.communicator->finish_gather_weights(*gather), here.place);
+      return copy_back(call, gather->finish(), here.place);
     });
   }
 

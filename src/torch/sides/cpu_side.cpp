@@ -143,7 +143,7 @@ void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) 
   });
   try {
     if (call.begin) {
-      communicator_->finish_gather_weights(*call.begin(*communicator_, {}));
+      call.begin(*communicator_, {})->finish();
     } else {
       call.run(*communicator_, {});
     }

@@ -230,9 +230,8 @@ TEST(UnitState, AnExactReductionTakesTheResidualAlongOnce) {
 // scale * residual is what counts, so a group of another size can take it over.
 TEST(UnitState, ALoadedResidualFollowsTheScaleOfTheNextReduction) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
-  const std::vector<float> ones(1, 1);
   for (const auto& rank : world.ranks) {
-    rank->load({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
+    rank->load({{"unit", 2, kFloat32}, 5, 0.25, {1.F}, {}});
   }
   const std::vector<Array> zeros(2, Array(2, kFloat32));
   EXPECT_EQ(world.reduce_scatter(zeros, 0.5, {}), (std::vector<double>{0.25, 0.25}));
@@ -256,7 +255,7 @@ TEST(UnitState, ScaleResidualsMultipliesBoth) {
     for (int unit = 0; unit < 2; ++unit) {
       EXPECT_EQ(after[rank][unit].residual, half(before[rank][unit].residual));
       EXPECT_EQ(after[rank][unit].result_residual, half(before[rank][unit].result_residual));
-      EXPECT_EQ(after[rank][unit].state.scale, 1);
+      EXPECT_EQ(after[rank][unit].scale, 1);
     }
   }
   EXPECT_NE(after[0][0].result_residual, before[0][0].result_residual);
@@ -272,7 +271,7 @@ TEST(UnitState, NoFactorMakesAResidualInfinite) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   const std::vector<float> large = {kLargest / 2, -kLargest / 2, 0};
   KeyedCommunicator& communicator = *world.ranks[0];
-  communicator.load({{"u", 6, kFloat32}, 1, 1, {large.data(), 3, kFloat32}, {}});
+  communicator.load({{"u", 6, kFloat32}, 1, 1, large, {}});
   communicator.units().scale_residuals(8);
   EXPECT_EQ(communicator.units().states().at(0).residual,
             (std::vector<float>{kLargest, -kLargest, 0}));

@@ -38,11 +38,10 @@ class GatherOnGpu {
 
   void begin() {
     rank_.gpu->convert(source_.buffer(), shard_.buffer(), rank_.stream);
-    gather_ = rank_.communicator->begin_gather_weights(shard_.buffer(), gathered_.buffer(), key_, rank_.stream);
+    gather_ = rank_.communicator->gather_weights(shard_.buffer(), gathered_.buffer(), key_, rank_.stream);
   }
   void finish() {
-    rank_.communicator->wait_for_headers(*gather_);
-    rank_.gpu->wait(rank_.communicator->finish_gather_weights(*gather_), rank_.stream);
+    rank_.gpu->wait(gather_->finish(), rank_.stream);
     rank_.gpu->clear(shard_.buffer(), rank_.stream);
   }
   void give_up() { gather_ = nullptr; }
@@ -227,7 +226,7 @@ TEST(GpuWeights, TheCommunicatorMayGoBetweenTheHalves) {
     for (GpuWorld::Rank& rank : world.ranks) {
       Buffer there = arrays.emplace_back(*rank.gpu, 4000, DataType::kBFloat16).buffer();
       rank.gpu->clear(there, rank.stream);
-      gather = rank.communicator->begin_gather_weights(there.part(0, 2000), there, key_of("unit", there), rank.stream);
+      gather = rank.communicator->gather_weights(there.part(0, 2000), there, key_of("unit", there), rank.stream);
     }
   }
   EXPECT_EQ(gather.use_count(), 1);
@@ -250,9 +249,9 @@ TEST(GpuWeights, TheyDoNotQueueBehindReductions) {
     const GpuWorld::Rank& rank = world.ranks[number];
     const ConstBuffer whole = weights.array().view();
     DeviceArray there(*rank.gpu, whole.num_elements, whole.dtype);  // of no defined contents
-    const EventPtr done = rank.communicator->gather_weights(there.buffer().part(number, 2000), there.buffer(),
-                                                            key_of("unit", whole), rank.stream);
-    rank.gpu->wait(done, rank.stream);
+    const WeightGatherPtr gather = rank.communicator->gather_weights(there.buffer().part(number, 2000), there.buffer(),
+                                                                     key_of("unit", whole), rank.stream);
+    rank.gpu->wait(gather->finish(), rank.stream);
     rank.gpu->enqueue(rank.stream, "reach", {}, [&] { gathered[number].set(); });
     EXPECT_TRUE(gathered[number].wait_for(std::chrono::seconds(5)));
   });

@@ -37,11 +37,8 @@ class KeyedCommunicator : public Communicator {
   EventPtr all_reduce(Buffer data, const KeyedReduction& reduction, Stream stream = {}) {
     return Communicator::all_reduce(data, of(reduction), stream);
   }
-  EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& key, Stream stream = {}) {
+  WeightGatherPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& key, Stream stream = {}) {
     return Communicator::gather_weights(shard, gathered, held(key), stream);
-  }
-  WeightGatherPtr begin_gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& key, Stream stream = {}) {
-    return Communicator::begin_gather_weights(shard, gathered, held(key), stream);
   }
 
  private:

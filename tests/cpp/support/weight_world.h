@@ -47,15 +47,15 @@ class WeightWorld {
     const ConstBuffer shard = values.part(rank, values.num_elements / size());
     Array gathered(values.num_elements, values.dtype);
     if (cpu_) {
-      communicator(rank).gather_weights(shard, gathered.buffer(), key_of(name, values));
+      communicator(rank).gather_weights(shard, gathered.buffer(), key_of(name, values))->finish();
       return gathered;
     }
     const GpuWorld::Rank& here = gpu_->ranks[rank];
     const DeviceArray shard_there(*here.gpu, shard);
     const DeviceArray gathered_there(*here.gpu, values.num_elements, values.dtype);
-    const EventPtr done = here.communicator->gather_weights(shard_there.buffer(), gathered_there.buffer(),
-                                                            key_of(name, values), here.stream);
-    here.gpu->wait(done, here.stream);
+    const WeightGatherPtr gather = here.communicator->gather_weights(shard_there.buffer(), gathered_there.buffer(),
+                                                                     key_of(name, values), here.stream);
+    here.gpu->wait(gather->finish(), here.stream);
     gathered = gathered_there.get();
     here.communicator->throw_if_faulted();
     return gathered;
