@@ -1,6 +1,7 @@
 // The two-tier collectives. This is the main path; everything else hangs from it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "isthmus/device.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
+#include "isthmus/phase.h"
 #include "isthmus/stats.h"
 #include "isthmus/transport.h"
 #include "isthmus/unit.h"
@@ -47,7 +49,8 @@ class WeightGather {
 using WeightGatherPtr = std::shared_ptr<WeightGather>;
 
 // Collectives over the ranks of a NodeMap. Every rank calls the same methods in the same order with equal arguments,
-// from one thread at a time. Any thread may call phase(), throw_if_faulted(), stats() and abort().
+// from one thread at a time. Any thread may call phase(), throw_if_faulted(), stats(), abort()
+// and is_aborted().
 //
 // On the CPU collectives are done on return; streams are ignored, and returned events are null. On a GPU the calling
 // thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it is done.
@@ -99,13 +102,15 @@ class Communicator {
   // unit: collective kAllGather; num_elements and dtype of `gathered`.
   WeightGatherPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream = {});
 
-  // The running phase, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...; "idle"
-  // between calls. After a failure: the phase that failed.
-  const char* phase() const;
+  // The running phase, for reports about faults; kIdle between calls. After a failure: the phase that failed.
+  Phase phase() const;
   // Throws the fault that a GPU's codec found, or the failure of a tier, once the host can see it. The communicator is
   // then aborted. It does not wait.
   void throw_if_faulted();
-  void abort();
+  // beside: what else ends now, each in a thread of its own, as each tier does. Waits for seconds at most, and leaves
+  // what does not end to its thread; a second call aborts no tier again.
+  void abort(std::vector<std::function<void()>> beside = {});
+  bool is_aborted() const;
 
   UnitStates& units();
 

@@ -82,9 +82,10 @@ struct UnitState {
   UnitKey key;
   uint64_t step = 0;  // reductions so far; equal on all ranks
   double scale = 0;  // of the last reduction: scale * residual is what the residual will add to the result; 0: none yet
-  // What the codec has not sent yet; empty: nothing. With two tiers it has a chunk for each other node, by node: that of
-  // the node's rank with this rank's local index. With tiers=flat it has all elements. Chunk r is [r C, (r+1) C), where C
-  // is num_elements / world size, rounded up. In an all-reduce's last chunks what lies past num_elements is zero.
+  // What the codec has not sent yet; empty: nothing. With two tiers it has a chunk for each other node, by node: that
+  // of the node's rank with this rank's local index. With tiers=flat it has all elements. Chunk r is [r C, (r+1) C),
+  // where C is num_elements / world size, rounded up. In an all-reduce's last chunks what lies past num_elements is
+  // zero.
   std::vector<float> residual = {};
   // All-reduce only: what was not sent of this rank's chunk of the result, in units of the result (already scaled).
   std::vector<float> result_residual = {};

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/threads.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_path.h"
 #include "communicator/plan/reduction_planner.h"
@@ -77,7 +79,7 @@ struct Communicator::Parts {
 
   // A collective that begins now.
   void start(std::optional<Run>& run, Collective collective, const CallerStreams& caller) {
-    phase = "buffers";
+    phase = Phase::kBuffers;
     const bool gathers = collective == Collective::kAllGather && gather_scratch != nullptr;
     const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
     run.emplace(RunParts{*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller,
@@ -94,10 +96,10 @@ struct Communicator::Parts {
         wait_for_failing_tiers();
         throw;
       }
-      phase = "idle";
+      phase = Phase::kIdle;
     } catch (const std::bad_alloc&) {
       const std::string reason =
-          detail::concatenate("no memory for phase \"", phase.load(), "\" of ", to_string(collective));
+          detail::concatenate("no memory for phase \"", to_string(phase), "\" of ", to_string(collective));
       fail(reason);
       throw Error(reason);
     } catch (const std::exception& error) {
@@ -136,9 +138,9 @@ struct Communicator::Parts {
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce) {
     planner.check_capture(reduction, caller.own);
     return run(reduction.unit->key.collective, caller, [&](Run& run) {
-      run.set_phase("plan");
+      run.set_phase(Phase::kPlan);
       const ReductionPlan plan = planner.plan(run, reduction);
-      run.set_phase("intra reduce-scatter");
+      run.set_phase(Phase::kIntraReduceScatter);
       check_same_within_node(plan);
       reduce(run, plan);
       if (plan.drains) {
@@ -173,13 +175,13 @@ struct Communicator::Parts {
 
   void throw_if_faulted() {
     throw_if_aborted();
-    const char* failed_phase = "exchange";
+    Phase failed_phase = Phase::kExchange;
     try {
       try {
         device->throw_if_faulted();
       } catch (const std::exception&) {
         wait_for_failing_tiers();
-        failed_phase = "decode";
+        failed_phase = Phase::kDecode;
         throw;
       }
       tiers.throw_if_failed();
@@ -206,17 +208,18 @@ struct Communicator::Parts {
     }
   }
 
-  // Returns whether this is the first failure.
-  bool fail(const std::string& reason) {
+  // Returns whether this is the first failure, which aborts the tiers, beside other ends.
+  bool fail(const std::string& reason, std::vector<std::function<void()>> ends = {}) {
     bool is_first = false;
     {
       const std::lock_guard lock(mutex);
       is_first = failure.empty();
       if (is_first) {
         failure = reason;
+        tiers.add_aborts(ends);
       }
     }
-    tiers.abort();
+    run_in_threads(std::move(ends), kAbortPatience);
     return is_first;
   }
 
@@ -224,7 +227,7 @@ struct Communicator::Parts {
   const Options options;
   const TierSet tiers;
   const std::unique_ptr<const TwoTierPath> path;
-  std::atomic<const char*> phase = "idle";
+  std::atomic<Phase> phase = Phase::kIdle;
   Statistics statistics;
   GroupUnits units;
   ReductionPlanner planner;
@@ -262,7 +265,7 @@ class Communicator::Gather final : public WeightGather, public GatherUnderWay {
   void wait_for_headers() override {
     if (run) {
       parts_.guard(Collective::kAllGather, [&] {
-        parts_.phase = "inter all-gather of headers";
+        parts_.phase = Phase::kInterHeaders;
         parts_.weights.wait_for_headers(begun_);
       });
     }
@@ -340,11 +343,18 @@ WeightGatherPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered,
   return Gather::begin(std::make_shared<Gather>(*parts_, shard, gathered, unit), stream);
 }
 
-const char* Communicator::phase() const { return parts_->phase; }
+Phase Communicator::phase() const { return parts_->phase; }
 
 void Communicator::throw_if_faulted() { parts_->throw_if_faulted(); }
 
-void Communicator::abort() { parts_->fail("abort() was called"); }
+void Communicator::abort(std::vector<std::function<void()>> beside) {
+  parts_->fail("abort() was called", std::move(beside));
+}
+
+bool Communicator::is_aborted() const {
+  const std::lock_guard lock(parts_->mutex);
+  return !parts_->failure.empty();
+}
 
 UnitStates& Communicator::units() { return parts_->units; }
 

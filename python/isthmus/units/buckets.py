@@ -56,16 +56,17 @@ class BucketReduction:
         unit_name = f"bucket {bucket.index()}"
         key = prepared.full_name(unit_name), layout.hash
         prepared.bucket_passes[key] += 1
-        core = native.load()
         exact = prepared.exact_reason(unit_name) or why_copies
         if exact is None and prepared.bucket_passes[key] <= PASSES_BEFORE_REBUILD:
-            exact = core.Reason.FIRST_BUCKETS
-        with core.UnitCall(self._unit(key, layout, backend_of(group)), exact=exact):
+            exact = native.load().Reason.FIRST_BUCKETS
+        with self._call(key, layout, backend_of(group), exact):
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
         return _future_of(gradients, work)
 
-    def _unit(self, key: tuple[str, int], layout: Layout, backend: _C.Backend) -> _C.Unit:
-        return held_unit(self._module(), backend, lambda: backend.unit(*key, parameters=layout.to_json()), key)
+    def _call(self, key: tuple[str, int], layout: Layout, backend: _C.Backend, exact: _C.Reason | None) -> _C.UnitCall:
+        unit = held_unit(self._module(), backend, lambda: backend.unit(*key, parameters=layout.to_json()), key)
+        made: _C.UnitCall = native.load().UnitCall(unit, exact=exact)
+        return made
 
     def _layout_of(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Layout, _C.Reason | None]:
         """Return the layout of a bucket, and why copies keep it exact; None if they do not."""

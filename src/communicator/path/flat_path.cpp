@@ -25,7 +25,7 @@ SumType FlatPath::sum_type(DataType dtype) const {
 }
 
 void FlatPath::sum_plainly(Run& run, ConstBuffer gradient, Buffer sum) const {
-  const Step step(run, "flat reduce-scatter", Lane::kInter, &CollectiveStats::exchange_s);
+  const Step step(run, Phase::kFlatReduceScatter, Lane::kInter, &CollectiveStats::exchange_s);
   if (tiers_.world_size() == 1) {
     device_.convert(gradient, sum, run.tail());
   } else {
@@ -48,17 +48,17 @@ void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradien
                              .sketches = run.take(num_ranks * sketch_elements, DataType::kFloat32)};
   const Buffer summed_sketch = run.take(sketch_elements, DataType::kFloat32);
   {
-    const Step step(run, "encode", Lane::kEncode, &CollectiveStats::encode_s);
+    const Step step(run, Phase::kEncode, Lane::kEncode, &CollectiveStats::encode_s);
     run.codec_counts += tagc_flat.encode(chunks, context, run.workspace(tagc_flat.encode_scratch_bytes(chunks)));
     coder_.guard(run, plan, plan.unit->pieces);
   }
   merge_indexes(run, tagc_flat, chunks.indexes);
   {
-    const Step step(run, "flat sketch reduce-scatter", Lane::kInter, &CollectiveStats::exchange_s);
+    const Step step(run, Phase::kFlatSketch, Lane::kInter, &CollectiveStats::exchange_s);
     tiers_.flat().reduce_scatter(chunks.sketches, summed_sketch, run.tail())->wait(run.tail());
   }
   run.admit_output(Lane::kDecode);
-  const Step step(run, "decode", Lane::kDecode, &CollectiveStats::decode_s);
+  const Step step(run, Phase::kDecode, Lane::kDecode, &CollectiveStats::decode_s);
   run.codec_counts += tagc_flat.decode(chunks.indexes.part(tiers_.rank(), index_bytes), summed_sketch, sum, context,
                                        run.workspace(tagc_flat.decode_scratch_bytes(sum.num_elements)));
 }
@@ -66,7 +66,7 @@ void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradien
 // The paper's all-reduce. It is spelled out because NCCL has no bitwise or: part p begins at rank p + 1, and collects
 // every rank's marks on its way around the ring to rank p; then all parts are gathered.
 void FlatPath::merge_indexes(Run& run, TagcFlat& tagc_flat, Buffer indexes) const {
-  const Step step(run, "flat index all-reduce", Lane::kInter, &CollectiveStats::exchange_s);
+  const Step step(run, Phase::kFlatIndex, Lane::kInter, &CollectiveStats::exchange_s);
   const int num_ranks = tiers_.world_size();
   const int64_t index_bytes = indexes.num_elements / num_ranks;
   const auto part = [&](int distance) {

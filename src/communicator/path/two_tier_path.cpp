@@ -68,13 +68,13 @@ TwoTierPath::Pieces TwoTierPath::take_pieces(Run& run, ConstBuffer gradient) con
   }
   if (!map.block_placement()) {
     run.counters.packed_calls = 1;
-    run.set_phase("pack");
+    run.set_phase(Phase::kPack);
     run.enter(Lane::kIntra);
     const Buffer packed = run.take(gradient.num_elements, gradient.dtype);
     reorder(device_, map, gradient, packed, /*by_node=*/true, run.tail());
     gradient = packed;
   }
-  run.set_phase("intra reduce-scatter");
+  run.set_phase(Phase::kIntraReduceScatter);
   return {gradient, run.take(gradient.num_elements / map.ranks_per_node(), dtype)};
 }
 
@@ -83,7 +83,7 @@ Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dt
   if (gradient.dtype == dtype) {
     return {const_cast<void*>(gradient.data), gradient.num_elements, dtype};
   }
-  const Step step(run, "intra reduce-scatter", Lane::kIntra, &CollectiveStats::intra_s);
+  const Step step(run, Phase::kIntraReduceScatter, Lane::kIntra, &CollectiveStats::intra_s);
   const Buffer pieces = run.take(gradient.num_elements, dtype);
   device_.convert(gradient, pieces, run.tail());
   return pieces;
@@ -103,7 +103,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
   if (owners.empty()) {
     return ready;
   }
-  const Step step(run, "intra reduce-scatter", Lane::kIntra, &CollectiveStats::intra_s, ready);
+  const Step step(run, Phase::kIntraReduceScatter, Lane::kIntra, &CollectiveStats::intra_s, ready);
   const int64_t piece_elements = pieces.sums.num_elements / map.num_nodes();
   start_group(tiers_.intra(), owners, run.tail(), [&](int owner) {
     const ConstBuffer chunks = pieces.gradient.part(owner, map.ranks_per_node() * piece_elements);
@@ -115,7 +115,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
 // Makes one packet for each other node, at that node's place. This node's place stays unused.
 Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                            const Segment& segment) const {
-  const Step step(run, "encode", Lane::kEncode, &CollectiveStats::encode_s, summed);
+  const Step step(run, Phase::kEncode, Lane::kEncode, &CollectiveStats::encode_s, summed);
   const int64_t packet_bytes = plan.codecs.pieces->packet_bytes(segment.num_elements);
   const Buffer packets = run.take(tiers_.num_nodes() * packet_bytes, DataType::kByte);
   const PieceSet set = {.pieces = pieces,
@@ -136,7 +136,7 @@ Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer piec
 TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets, const Segment& segment) const {
   Crossing crossing{&segment, packets, nullptr, nullptr};
   if (tiers_.num_nodes() > 1) {
-    const Step step(run, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s);
+    const Step step(run, Phase::kInterExchange, Lane::kInter, &CollectiveStats::exchange_s);
     crossing.arrived = run.take(packets.num_elements, DataType::kByte);
     crossing.handle = tiers_.inter().all_to_all(packets, crossing.arrived, run.tail());
   }
@@ -148,7 +148,7 @@ TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets,
 void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed,
                          Crossing& crossing, Buffer shard) const {
   wait_on_host(run, crossing);
-  const Step step(run, "decode", Lane::kDecode, &CollectiveStats::decode_s, crossing.done);
+  const Step step(run, Phase::kDecode, Lane::kDecode, &CollectiveStats::decode_s, crossing.done);
   device_.wait(own_summed, run.tail());
   const Segment& segment = *crossing.segment;
   const int node = tiers_.node();
@@ -166,7 +166,7 @@ void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces
 // Only the CPU waits here: on a GPU the lane waits instead.
 void TwoTierPath::wait_on_host(Run& run, Crossing& crossing) const {
   if (crossing.handle != nullptr && device_.is_host()) {
-    const Step step(run, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s, crossing.done);
+    const Step step(run, Phase::kInterExchange, Lane::kInter, &CollectiveStats::exchange_s, crossing.done);
     crossing.handle->wait(run.tail());
   }
 }
@@ -197,7 +197,7 @@ ConstBuffer TwoTierPath::in_equal_chunks(Run& run, ConstBuffer data) const {
     return data;
   }
   run.counters.packed_calls = 1;
-  run.set_phase("pack");
+  run.set_phase(Phase::kPack);
   run.enter(Lane::kIntra);
   const Buffer padded = run.take(padded_elements, data.dtype);
   const Buffer padding = padded.slice(data.num_elements, padded_elements - data.num_elements);
@@ -207,7 +207,7 @@ ConstBuffer TwoTierPath::in_equal_chunks(Run& run, ConstBuffer data) const {
 }
 
 Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const {
-  const Step step(run, "encode result", Lane::kDecode, &CollectiveStats::encode_s);
+  const Step step(run, Phase::kEncodeResult, Lane::kDecode, &CollectiveStats::encode_s);
   Codec& codec = *plan.codecs.result;
   const Buffer packet = run.take(codec.packet_bytes(result.num_elements), DataType::kByte);
   const Buffer residual = plan.has_residual() ? plan.unit->result.values : Buffer{};
@@ -224,7 +224,7 @@ Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuff
 // Every rank, also the owner, decodes each chunk from its packet, so that all have the same bits. A GPU decodes all
 // packets at once. The CPU decodes one after another, which takes less memory.
 void TwoTierPath::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const {
-  const Step step(run, "decode result", Lane::kDecode, &CollectiveStats::decode_s);
+  const Step step(run, Phase::kDecodeResult, Lane::kDecode, &CollectiveStats::decode_s);
   Codec& codec = *plan.codecs.result;
   const int num_packets = tiers_.world_size();
   const int at_once = device_.is_host() ? 1 : num_packets;
@@ -274,7 +274,7 @@ void TwoTierPath::all_gather(Run& run, ConstBuffer shard, Buffer gathered, Const
   }
   if (!in_blocks) {
     run.counters.packed_calls = 1;
-    run.set_phase("unpack");
+    run.set_phase(Phase::kUnpack);
     reorder(device_, map, by_node, gathered, /*by_node=*/false, run.tail());
   }
 }
@@ -287,7 +287,7 @@ void TwoTierPath::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
   const ConstBuffer rail = gather_along_rail(run, shard, by_node);
   const EventPtr crossed = run.event();
   if (beside) {
-    const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
+    const Step step(run, Phase::kIntraAllGather, tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
     const Buffer own = by_node.part(tiers_.node(), tiers_.ranks_per_node() * shard.num_elements);
     tiers_.gather_intra().all_gather(shard, own, run.tail())->wait(run.tail());
   }
@@ -299,7 +299,7 @@ ConstBuffer TwoTierPath::gather_along_rail(Run& run, ConstBuffer shard, Buffer b
   if (tiers_.num_nodes() == 1) {
     return shard;
   }
-  const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  const Step step(run, Phase::kInterAllGather, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
   const Buffer rail =
       tiers_.ranks_per_node() == 1 ? by_node : run.take(tiers_.num_nodes() * shard.num_elements, shard.dtype);
   tiers_.gather_inter().all_gather(shard, rail, run.tail())->wait(run.tail());
@@ -321,7 +321,7 @@ void TwoTierPath::gather_within_node(Run& run, ConstBuffer rail, bool with_own, 
       owners.push_back(owner);
     }
   }
-  const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
+  const Step step(run, Phase::kIntraAllGather, tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
   const int64_t shard_elements = rail.num_elements / tiers_.num_nodes();
   start_group(tiers_.gather_intra(), owners, run.tail(), [&](int owner) {
     const Buffer shards = by_node.part(owner, tiers_.ranks_per_node() * shard_elements);

@@ -166,7 +166,7 @@ void WeightPath::encode(GatherUnderWay& gather) {
   }
   encode.shard = shard;
   encode.sent = gather.sent;
-  const Step step(run, "compare weights", Lane::kEncodeWeights, &CollectiveStats::encode_s);
+  const Step step(run, Phase::kCompareWeights, Lane::kEncodeWeights, &CollectiveStats::encode_s);
   if (replica.last_use != nullptr) {
     device_.wait(replica.last_use, run.tail());
   }
@@ -182,7 +182,7 @@ void WeightPath::exchange_headers(GatherUnderWay& gather) {
   }
   gather.headers_on_host = free_headers_.back();
   free_headers_.pop_back();
-  const Step step(run, "inter all-gather of headers", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  const Step step(run, Phase::kInterHeaders, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
   const ConstBuffer own = gather.sent.slice(0, kernels::kWeightHeaderBytes);
   tiers_.gather_inter().all_gather(own, gather.headers, run.tail())->wait(run.tail());
   device_.copy_to_host(gather.headers, {gather.headers_on_host, bytes, DataType::kByte}, run.tail());
@@ -204,7 +204,7 @@ void WeightPath::wait_for_headers(const EventPtr& begun) const {
 void WeightPath::finish(GatherUnderWay& gather) {
   Run& run = *gather.run;
   Replica& replica = *gather.unit->replica;
-  run.set_phase("inter all-gather of headers");
+  run.set_phase(Phase::kInterHeaders);
   ISTHMUS_CHECK(Error, gather.number == replica.gathers, "unit \"", gather.unit->key.name, "\": gather ", gather.number,
                 " of its weights is waited for too late, after gather ", replica.gathers - 1);
   std::vector<WeightHeader> headers(static_cast<size_t>(tiers_.num_nodes()));
@@ -251,7 +251,7 @@ std::optional<Reason> WeightPath::why_whole(Run& run, const std::vector<WeightHe
 }
 
 void WeightPath::gather_whole(Run& run, ConstBuffer shard, const Replica& replica) const {
-  const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  const Step step(run, Phase::kInterAllGather, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
   tiers_.gather_inter().all_gather(shard, replica.shards, run.tail())->wait(run.tail());
 }
 
@@ -273,13 +273,13 @@ void WeightPath::gather_packets(GatherUnderWay& gather, const std::vector<Weight
     arriving.push_back(rows.slice(header.sender * row_bytes, arriving_bytes(header)));
   }
   {
-    const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+    const Step step(run, Phase::kInterAllGather, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
     const auto own_bytes = static_cast<int64_t>(headers[static_cast<size_t>(tiers_.node())].packet_bytes);
     const ConstBuffer packet = gather.sent.slice(kernels::kWeightHeaderBytes, own_bytes);
     tiers_.gather_inter().all_gather_uneven(packet, arriving, run.tail())->wait(run.tail());
     run.packet_bytes = (num_nodes - 1) * packet.bytes();
   }
-  const Step step(run, "decode weights", Lane::kDecodeWeights, &CollectiveStats::decode_s);
+  const Step step(run, Phase::kDecodeWeights, Lane::kDecodeWeights, &CollectiveStats::decode_s);
   coder_->decode({.headers = gather.headers,
                   .num_nodes = num_nodes,
                   .node = tiers_.node(),

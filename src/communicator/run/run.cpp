@@ -58,8 +58,7 @@ Workspace Run::workspace(int64_t scratch_bytes) {
   return {tail_, scratch_bytes == 0 ? Buffer{} : take(scratch_bytes, DataType::kByte)};
 }
 
-Step::Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds,
-           const std::optional<EventPtr>& after)
+Step::Step(Run& run, Phase phase, Lane lane, double CollectiveStats::*seconds, const std::optional<EventPtr>& after)
     : Step(run, phase, seconds) {
   after ? run_.enter_after(*after, lane) : run_.enter(lane);
   begin_ = Clock::now();
@@ -68,9 +67,9 @@ Step::Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seco
   }
 }
 
-Step::Step(Run& run, const char* phase, double CollectiveStats::*seconds) : run_(run), seconds_(seconds) {
+Step::Step(Run& run, Phase phase, double CollectiveStats::*seconds) : run_(run), seconds_(seconds) {
   run_.set_phase(phase);
-  run_.device().begin_range(phase);
+  run_.device().begin_range(to_string(phase));
 }
 
 Step::~Step() {

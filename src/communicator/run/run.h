@@ -9,6 +9,7 @@
 #include "communicator/run/statistics.h"
 #include "isthmus/codec.h"
 #include "isthmus/device.h"
+#include "isthmus/phase.h"
 #include "isthmus/stats.h"
 #include "isthmus/unit.h"
 
@@ -18,7 +19,7 @@ namespace isthmus {
 struct RunParts {
   Device& device;
   Statistics& statistics;
-  std::atomic<const char*>& phase;
+  std::atomic<Phase>& phase;
 };
 
 // Where a collective finds the caller's work on a GPU.
@@ -40,7 +41,7 @@ class Run {
   Device& device() const { return parts_.device; }
   // The stream of the latest work; before enter(), the caller's stream with the input.
   Stream tail() const { return tail_; }
-  void set_phase(const char* phase) { parts_.phase = phase; }
+  void set_phase(Phase phase) { parts_.phase = phase; }
 
   // Enqueues later work on `lane`, behind all work so far.
   void enter(Lane lane);
@@ -89,7 +90,7 @@ class Run {
 class Step {
  public:
   // after: the step waits only for this event; nothing: for the latest work.
-  Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds,
+  Step(Run& run, Phase phase, Lane lane, double CollectiveStats::*seconds,
        const std::optional<EventPtr>& after = std::nullopt);
   ~Step();
   Step(const Step&) = delete;
@@ -98,7 +99,7 @@ class Step {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Step(Run& run, const char* phase, double CollectiveStats::*seconds);  // then the destructor ends the range
+  Step(Run& run, Phase phase, double CollectiveStats::*seconds);  // then the destructor ends the range
 
   Run& run_;
   double CollectiveStats::*seconds_;

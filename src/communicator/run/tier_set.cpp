@@ -1,11 +1,9 @@
 #include "communicator/run/tier_set.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 #include <vector>
 
-#include "base/threads.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -72,13 +70,10 @@ void TierSet::take_counts(CollectiveStats& sent, PeerWaits& waits) const {
   take(tiers_.flat, sent.flat, waits.flat);
 }
 
-void TierSet::abort() const {
-  std::vector<std::function<void()>> aborts;
-  aborts.reserve(all_.size());
+void TierSet::add_aborts(std::vector<std::function<void()>>& aborts) const {
   for (const auto& tier : all_) {
     aborts.emplace_back([tier] { tier->abort(); });
   }
-  run_in_threads(std::move(aborts), kAbortPatience);
 }
 
 void TierSet::throw_if_failed() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -47,8 +48,8 @@ class TierSet {
   // calls it.
   void take_counts(CollectiveStats& sent, PeerWaits& waits) const;
 
-  // Aborts all tiers at once: on a GPU one may end only when the others' operations have. Waits at most kAbortPatience.
-  void abort() const;
+  // Adds the aborts of all tiers, which run at once: on a GPU one may end only when the others' operations have.
+  void add_aborts(std::vector<std::function<void()>>& aborts) const;
   // Throws the failure of a tier, if one has failed.
   void throw_if_failed() const;
   // The longest of all tiers.

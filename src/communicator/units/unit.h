@@ -76,8 +76,8 @@ class Unit : public Residuals {
   Unit& operator=(const Unit&) = delete;
 
   const UnitKey key;
-  const uint64_t hash;                    // of `key`
-  const std::optional<Reason> why_exact;  // its maker says so
+  const uint64_t hash;                          // of `key`
+  const std::optional<Reason> why_exact;        // its maker says so
   std::optional<UnitState> loaded;              // what a checkpoint brought, until its first collective
   std::atomic<bool> counts_as_dropped = false;  // a residual that it still has then
 

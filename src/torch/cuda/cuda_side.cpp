@@ -17,7 +17,6 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -67,13 +66,6 @@ NcclIdOf meet_at(const c10::intrusive_ptr<c10d::Store>& store, std::chrono::mill
     std::copy(drawn.begin(), drawn.end(), id.internal);
     return id;
   };
-}
-
-// Returns whether an error only refuses the caller's arguments, which changes nothing; any other means that the group
-// has failed.
-bool is_refusal(const std::exception& error, const std::string& phase) {
-  const bool refuses = typeid(error) == typeid(Error) || typeid(error) == typeid(OptionError);
-  return dynamic_cast<const c10::ValueError*>(&error) != nullptr || (refuses && (phase.empty() || phase == "idle"));
 }
 
 // Returns whether NCCL, or the store at which its ranks meet, has raised an error of a world backend. The newer of
@@ -308,14 +300,12 @@ class CudaSide final : public Side {
     if (closed_.exchange(true)) {
       return;
     }
-    std::vector<std::function<void()>> aborts;
+    std::vector<std::function<void()>> ends;
     if (group_.owns_worlds) {
-      aborts.emplace_back([world = parts_.world] { world->abort(); });
+      ends.emplace_back([world = parts_.world] { world->abort(); });
     }
-    if (const auto found = gpu()) {
-      aborts.emplace_back([communicator = found->communicator] { communicator->abort(); });
-    }
-    run_in_threads(std::move(aborts), kAbortPatience);
+    const auto found = gpu();
+    found ? found->communicator->abort(std::move(ends)) : void(run_in_threads(std::move(ends), kAbortPatience));
   }
 
   // The communicators end side by side, each in its own thread: NCCL waits for CUDA graphs that refer to one, and for
@@ -349,11 +339,12 @@ class CudaSide final : public Side {
     try {
       return body();
     } catch (const std::exception& error) {
-      if (is_refusal(error, phase())) {
+      const auto found = gpu();
+      if (is_refusal(error, found ? found->communicator.get() : nullptr)) {
         throw;
       }
       FaultReport report = call;
-      report.phase = phase();
+      report.phase = found ? to_string(found->communicator->phase()) : "";
       report.error = first_line(error.what());
       std::rethrow_exception(faults_.explain(report));
     }
@@ -383,9 +374,8 @@ class CudaSide final : public Side {
     if (alive) {
       gather->wait_for_headers();
     }
-    return enqueue(call, [&](const Gpu& here, Stream /*stream*/) {
-      return copy_back(call, gather->finish(), here.place);
-    });
+    return enqueue(call,
+                   [&](const Gpu& here, Stream /*stream*/) { return copy_back(call, gather->finish(), here.place); });
   }
 
   // Returns the event of the call with the copy that it may need.
@@ -444,12 +434,6 @@ class CudaSide final : public Side {
     return report;
   }
 
-  // The phase in which enqueue() last failed.
-  const char* phase() const {
-    const auto found = gpu();
-    return found ? found->communicator->phase() : "";
-  }
-
   // Returns whether all enqueued work is done, as far as it can tell without waiting.
   bool idle() {
     const std::unique_lock lock(enqueue_mutex_, std::try_to_lock);
@@ -474,9 +458,7 @@ class CudaSide final : public Side {
       gpu_ = found;
     }
     if (closed_) {  // by an abort that has not seen these tiers
-      for (const auto& tier : found->tiers.all()) {
-        tier->abort();
-      }
+      found->communicator->abort();
     }
     TORCH_CHECK_VALUE(found->device == device, "isthmus: this process group works on ", found->device,
                       " in this process, and got a tensor on ", device);

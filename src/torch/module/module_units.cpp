@@ -40,7 +40,8 @@ SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs)
 // Takes the memory along.
 at::Tensor tensor_of(std::vector<float>& values) {
   const auto owner = std::make_shared<std::vector<float>>(std::move(values));
-  return at::from_blob(owner->data(), {static_cast<int64_t>(owner->size())}, [owner](void*) {}, at::kFloat);
+  return at::from_blob(
+      owner->data(), {static_cast<int64_t>(owner->size())}, [owner](void*) {}, at::kFloat);
 }
 
 std::vector<float> values_of(const py::handle& residual, const std::string& unit) {

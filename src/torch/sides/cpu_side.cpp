@@ -5,13 +5,22 @@
 
 #include <algorithm>
 #include <functional>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "base/threads.h"
+#include "isthmus/error.h"
 #include "torch/sides/c10d_transport.h"
 
 namespace isthmus::torch_backend {
+
+bool is_refusal(const std::exception& error, const Communicator* communicator) {
+  const bool refuses = typeid(error) == typeid(Error) || typeid(error) == typeid(OptionError);
+  return dynamic_cast<const c10::ValueError*>(&error) != nullptr ||
+         (refuses && (communicator == nullptr || !communicator->is_aborted()));
+}
+
 CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters)
     : group_(group), faults_(faults), counters_(counters), world_(parts.world) {
   if (group_.two_tier()) {
@@ -20,7 +29,7 @@ CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, 
     tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
     tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
     tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
-    communicator_ = std::make_unique<Communicator>(map, group_.rank, tiers, group_.options);
+    communicator_ = std::make_shared<Communicator>(map, group_.rank, tiers, group_.options);
   }
 }
 
@@ -149,9 +158,12 @@ void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) 
     }
     call.copy_back();
   } catch (const std::exception& error) {
+    if (is_refusal(error, communicator_.get())) {
+      throw;
+    }
     FaultReport report = call.operation;
     report.sequence_number = sequence_number;
-    report.phase = communicator_->phase();
+    report.phase = to_string(communicator_->phase());
     report.error = error.what();
     std::rethrow_exception(faults_.explain(report));
   }
@@ -246,23 +258,16 @@ void CpuSide::run_at_end(const std::function<void(Communicator&)>& action) {
 }
 
 void CpuSide::abort() {
-  BackendPtr world;
-  std::vector<std::shared_ptr<MessageTransport>> transports;
-  {
-    const std::lock_guard lock(mutex_);
-    world = world_;
-    transports = transports_;
-  }
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Communicator> communicator = communicator_;
+  const BackendPtr world = world_;
+  lock.unlock();
+  // In threads: Gloo may wait for ever for a rank that was lost before it connected (TORCH_GLOO_LAZY_INIT).
   std::vector<std::function<void()>> ends;
-  ends.reserve(transports.size() + 1);
-  for (const auto& transport : transports) {
-    ends.emplace_back([transport] { transport->abort(); });
-  }
   if (world && group_.owns_worlds) {
     ends.emplace_back([world] { close_connections(*world); });
   }
-  // Gloo may wait for ever for a rank that was lost before it connected (TORCH_GLOO_LAZY_INIT).
-  run_in_threads(std::move(ends), kAbortPatience);
+  communicator ? communicator->abort(std::move(ends)) : void(run_in_threads(std::move(ends), kAbortPatience));
 }
 
 void CpuSide::shutdown() {

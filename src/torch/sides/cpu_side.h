@@ -107,7 +107,7 @@ class CpuSide final : public Side {
   std::condition_variable idle_;                               // notified when idle() while stopping_
   BackendPtr world_;                                           // null after shutdown
   std::vector<std::shared_ptr<MessageTransport>> transports_;  // the worker reads them without the lock
-  std::unique_ptr<Communicator> communicator_;                 // the same; null without two tiers
+  std::shared_ptr<Communicator> communicator_;                 // the same; null without two tiers
   std::deque<Job> jobs_;
   bool running_ = false;  // a job is running
   bool stopping_ = false;

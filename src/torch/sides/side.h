@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -49,6 +50,10 @@ struct TwoTierCall {
     }
   }
 };
+
+// Returns whether an error only refuses the caller's arguments, which changes nothing; any other means that the group
+// has failed. communicator: that was called; null: none.
+bool is_refusal(const std::exception& error, const Communicator* communicator);
 
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"

@@ -202,7 +202,7 @@ TEST(UnitMemory, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
     for (int rank = 0; rank < 4; ++rank) {
       EXPECT_TRUE(outcomes[rank].threw<Error>());
       EXPECT_EQ(outcomes[rank].text, "unit \"embedding\": no memory for a residual of 72057594037927936 bytes");
-      EXPECT_STREQ(world.ranks[rank]->phase(), "plan");
+      EXPECT_STREQ(to_string(world.ranks[rank]->phase()), "plan");
       EXPECT_EQ(world.ranks[rank]->stats().residual_bytes, 0);
     }
   }

@@ -105,7 +105,7 @@ TEST_P(EveryMap, LossyResultsHaveEqualBitsOnAllRanksInEveryStep) {
       EXPECT_EQ(stats.compressed_calls, first.compressed_calls);
       EXPECT_EQ(stats.exact_calls, first.exact_calls);
       EXPECT_EQ(stats.num_units, first.num_units);
-      EXPECT_STREQ(communicator->phase(), "idle");
+      EXPECT_STREQ(to_string(communicator->phase()), "idle");
     }
     EXPECT_EQ(first.compressed_calls, world.map.two_tier() ? 3 * 3 * 4 : 0) << options.codec;
   }

@@ -273,8 +273,7 @@ TEST(UnitState, NoFactorMakesAResidualInfinite) {
   KeyedCommunicator& communicator = *world.ranks[0];
   communicator.load({{"u", 6, kFloat32}, 1, 1, large, {}});
   communicator.units().scale_residuals(8);
-  EXPECT_EQ(communicator.units().states().at(0).residual,
-            (std::vector<float>{kLargest, -kLargest, 0}));
+  EXPECT_EQ(communicator.units().states().at(0).residual, (std::vector<float>{kLargest, -kLargest, 0}));
 }
 
 }  // namespace

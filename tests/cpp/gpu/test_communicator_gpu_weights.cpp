@@ -303,7 +303,7 @@ TEST_F(TwoNodes, InAGraphTheyCrossWhole) {
 // One rank gathers, after prepare(), and another thread aborts its communicator once it waits for the headers.
 Outcome gather_and_abort(GpuWorld& world, const std::function<void()>& prepare) {
   std::thread aborts([&] {
-    while (world.ranks[0].communicator->phase() != std::string("inter all-gather of headers")) {
+    while (world.ranks[0].communicator->phase() != isthmus::Phase::kInterHeaders) {
       std::this_thread::yield();
     }
     world.ranks[0].communicator->abort();

@@ -149,9 +149,8 @@ def blocks_alone_are_models_of_their_own() -> None:
     model = nn.Sequential(*(fully_shard(nn.Linear(WIDTH, WIDTH), mesh=mesh_of(process_group)) for _ in range(3)))
     for _ in range(2):
         model(batch(0)).sum().backward()
-    names = {unit.name for block in model for unit in held_units(block)}
     assert [[unit.name for unit in held_units(block)] for block in model] == [["root"], ["root (2)"], ["root (3)"]]
-    assert names == {state["name"] for state in isthmus.backends.backend_of(process_group).unit_states()}
+    assert len(isthmus.backends.backend_of(process_group).unit_states()) == 3
     assert exact_calls(process_group) == {}
 
 
