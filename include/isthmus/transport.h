@@ -86,9 +86,10 @@ class Transport {
   // several, and their buffers have one size and type.
   virtual HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) = 0;
 
-  // Names the ranks of the tier that have another label than this one ("rank 3"); "" if none has. It is not counted as
-  // traffic. Host transports tell; on a GPU the host would have to wait, and nothing is compared.
-  virtual std::string ranks_of_other_label(uint64_t /*label*/) { return ""; }
+  // Compares what the ranks of the tier reduce next: wait() throws PacketError, which names this rank's unit and the
+  // ranks that have another hash. It is not counted as traffic. Null where nothing is compared: on a GPU the host would
+  // have to wait.
+  virtual HandlePtr compare_units(uint64_t /*hash*/, const std::string& /*unit*/) { return nullptr; }
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;

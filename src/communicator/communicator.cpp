@@ -22,7 +22,6 @@
 #include "communicator/run/tier_set.h"
 #include "communicator/units/group_units.h"
 #include "isthmus/error.h"
-#include "isthmus/packet_header.h"
 
 namespace isthmus {
 namespace {
@@ -141,7 +140,13 @@ struct Communicator::Parts {
       run.set_phase(Phase::kPlan);
       const ReductionPlan plan = planner.plan(run, reduction);
       run.set_phase(Phase::kIntraReduceScatter);
-      check_same_within_node(plan);
+      // Packets tell ranks of other nodes, but within a node gradients would be added up.
+      if (device->is_host() && tiers.ranks_per_node() > 1) {
+        run.same_units = tiers.intra().compare_units(plan.hash, plan.unit->key.name);
+      }
+      if (run.same_units && options.is_flat()) {
+        std::exchange(run.same_units, nullptr)->wait();
+      }
       reduce(run, plan);
       if (plan.drains) {
         plan.unit->drop_residuals();
@@ -155,17 +160,6 @@ struct Communicator::Parts {
         run.error = plan.unit->error;
       }
     });
-  }
-
-  // Throws PacketError if a rank of this node reduces another unit, or other parameters of it, on the CPU. Packets tell
-  // ranks of other nodes, but within a node gradients would be added up.
-  void check_same_within_node(const ReductionPlan& plan) {
-    if (!device->is_host() || tiers.ranks_per_node() == 1) {
-      return;
-    }
-    const std::string others = tiers.intra().ranks_of_other_label(plan.hash);
-    ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", plan.unit->key.name, "\": ", others,
-                  " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
   }
 
   void throw_if_aborted() {

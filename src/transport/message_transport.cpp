@@ -127,6 +127,37 @@ class MessageTransport::DirectReduceScatter final : public Handle {
   DirectExchange exchange_;
 };
 
+// Sends this rank's hash to all others.
+class MessageTransport::UnitComparison final : public Handle {
+ public:
+  UnitComparison(MessageTransport& transport, uint64_t hash, std::string unit)
+      : transport_(transport),
+        unit_(std::move(unit)),
+        hash_(hash),
+        hashes_(static_cast<size_t>(transport.size()), hash),
+        exchange_(transport.start_exchange(Operation::kReduceScatter)) {
+    for (int distance = 1; distance < transport.size(); ++distance) {
+      const int peer = transport.neighbour(distance);
+      exchange_->receive(peer, {&hashes_[static_cast<size_t>(peer)], sizeof(hash), DataType::kByte});
+    }
+    for (int distance = 1; distance < transport.size(); ++distance) {
+      exchange_->send(transport.neighbour(distance), {&hash_, sizeof(hash), DataType::kByte}, /*counts=*/false);
+    }
+  }
+
+  void wait(Stream stream) override {
+    exchange_->wait(stream);
+    require_equal_units(hash_, unit_, hashes_, transport_.global_ranks_);
+  }
+
+ private:
+  MessageTransport& transport_;
+  const std::string unit_;
+  const uint64_t hash_;
+  std::vector<uint64_t> hashes_;  // by rank
+  const std::unique_ptr<Exchange> exchange_;
+};
+
 MessageTransport::MessageTransport(std::string tier, int rank, std::vector<int> global_ranks,
                                    const std::vector<int>& node_of_rank)
     : tier_(std::move(tier)),
@@ -225,18 +256,8 @@ void MessageTransport::ring_gather(Buffer data) {
   }
 }
 
-std::string MessageTransport::ranks_of_other_label(uint64_t label) {
-  std::vector<uint64_t> labels(global_ranks_.size(), label);
-  const auto exchange = start_exchange(Operation::kReduceScatter);
-  for (int distance = 1; distance < size(); ++distance) {
-    const int peer = neighbour(distance);
-    exchange->receive(peer, {&labels[peer], sizeof(label), DataType::kByte});
-  }
-  for (int distance = 1; distance < size(); ++distance) {
-    exchange->send(neighbour(distance), {&label, sizeof(label), DataType::kByte}, /*counts=*/false);
-  }
-  exchange->wait();
-  return name_of_other_labels(label, labels, global_ranks_);
+HandlePtr MessageTransport::compare_units(uint64_t hash, const std::string& unit) {
+  return std::make_unique<UnitComparison>(*this, hash, unit);
 }
 
 Traffic MessageTransport::traffic() const {

@@ -38,7 +38,7 @@ class MessageTransport : public Transport {
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override;
   HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override;
-  std::string ranks_of_other_label(uint64_t label) override;
+  HandlePtr compare_units(uint64_t hash, const std::string& unit) override;
   Traffic traffic() const override;
   std::map<int, double> take_waits() override;
 
@@ -82,6 +82,7 @@ class MessageTransport : public Transport {
  private:
   class DirectExchange;
   class DirectReduceScatter;
+  class UnitComparison;
 
   void ring_reduce_scatter(ConstBuffer in, Buffer out);
   void ring_gather(Buffer data);

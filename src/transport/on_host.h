@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "isthmus/buffer.h"
+#include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 #include "isthmus/transport.h"
 
 namespace isthmus {
@@ -27,16 +29,17 @@ inline bool has_links_of_both_kinds(const std::vector<int>& node_of_rank) {
   return num_nodes > 1 && num_nodes < node_of_rank.size();
 }
 
-// The answer of Transport::ranks_of_other_label(). labels, global_ranks: by rank of the tier.
-inline std::string name_of_other_labels(uint64_t own, const std::vector<uint64_t>& labels,
-                                        const std::vector<int>& global_ranks) {
-  std::string names;
-  for (size_t rank = 0; rank < labels.size(); ++rank) {
-    if (labels[rank] != own) {
-      names += (names.empty() ? "rank " : ", rank ") + std::to_string(global_ranks[rank]);
+// See Transport::compare_units(). hashes, global_ranks: by rank of the tier.
+inline void require_equal_units(uint64_t own, const std::string& unit, const std::vector<uint64_t>& hashes,
+                                const std::vector<int>& global_ranks) {
+  std::string others;
+  for (size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (hashes[rank] != own) {
+      others += (others.empty() ? "rank " : ", rank ") + std::to_string(global_ranks[rank]);
     }
   }
-  return names;
+  ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", unit, "\": ", others,
+                " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
 }
 
 }  // namespace isthmus

@@ -17,10 +17,13 @@ void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, boo
   }
 }
 
-// Starts an operation of a tier for each owner, all as one, and waits for all of them.
+// Starts an operation of a tier for each owner, all as one, and waits for `first`, where it is not null, and for all.
 template <typename Start>
-void start_group(Transport& tier, const std::vector<int>& owners, Stream stream, const Start& start) {
+void start_group(Transport& tier, const std::vector<int>& owners, Stream stream, HandlePtr first, const Start& start) {
   std::vector<HandlePtr> pending;
+  if (first != nullptr) {
+    pending.push_back(std::move(first));
+  }
   tier.begin_group();
   try {
     for (const int owner : owners) {
@@ -105,7 +108,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
   }
   const Step step(run, Phase::kIntraReduceScatter, Lane::kIntra, &CollectiveStats::intra_s, ready);
   const int64_t piece_elements = pieces.sums.num_elements / map.num_nodes();
-  start_group(tiers_.intra(), owners, run.tail(), [&](int owner) {
+  start_group(tiers_.intra(), owners, run.tail(), std::move(run.same_units), [&](int owner) {
     const ConstBuffer chunks = pieces.gradient.part(owner, map.ranks_per_node() * piece_elements);
     return tiers_.intra().reduce_scatter(chunks, pieces.sums.part(owner, piece_elements), run.tail());
   });
@@ -323,7 +326,7 @@ void TwoTierPath::gather_within_node(Run& run, ConstBuffer rail, bool with_own, 
   }
   const Step step(run, Phase::kIntraAllGather, tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
   const int64_t shard_elements = rail.num_elements / tiers_.num_nodes();
-  start_group(tiers_.gather_intra(), owners, run.tail(), [&](int owner) {
+  start_group(tiers_.gather_intra(), owners, run.tail(), nullptr, [&](int owner) {
     const Buffer shards = by_node.part(owner, tiers_.ranks_per_node() * shard_elements);
     return tiers_.gather_intra().all_gather(rail.part(owner, shard_elements), shards, run.tail());
   });

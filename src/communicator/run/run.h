@@ -11,6 +11,7 @@
 #include "isthmus/device.h"
 #include "isthmus/phase.h"
 #include "isthmus/stats.h"
+#include "isthmus/transport.h"
 #include "isthmus/unit.h"
 
 namespace isthmus {
@@ -71,6 +72,8 @@ class Run {
   std::optional<Reason> reason;  // why gradients stay exact, or weights cross whole
   int64_t coded_elements = 0;    // elements of pieces that became packets for other nodes
   int64_t packet_bytes = 0;      // of those packets
+  // That the ranks of the node reduce one unit, for which their parts wait; null: nothing is compared, or it is known.
+  HandlePtr same_units = nullptr;
 
  private:
   friend class Step;

@@ -52,7 +52,9 @@ class HookedTransport final : public Transport {
   }
   void throw_if_failed() override { throw_if_failed_(); }
   std::chrono::milliseconds failure_delay() const override { return delay_; }
-  std::string ranks_of_other_label(uint64_t label) override { return transport_->ranks_of_other_label(label); }
+  HandlePtr compare_units(uint64_t hash, const std::string& unit) override {
+    return transport_->compare_units(hash, unit);
+  }
   Traffic traffic() const override { return transport_->traffic(); }
   void abort() override {
     if (on_abort_) {

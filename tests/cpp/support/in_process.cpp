@@ -170,14 +170,15 @@ class InProcessHub::Endpoint final : public Transport {
     return std::make_unique<CompletedHandle>();
   }
 
-  std::string ranks_of_other_label(uint64_t label) override {
-    std::vector<uint64_t> labels(static_cast<size_t>(size()));
-    group_->meet(index_, {"labels", {&label, sizeof(label), DataType::kByte}},
+  HandlePtr compare_units(uint64_t hash, const std::string& unit) override {
+    std::vector<uint64_t> hashes(static_cast<size_t>(size()));
+    group_->meet(index_, {"units", {&hash, sizeof(hash), DataType::kByte}},
                  [&](const std::vector<ConstBuffer>& inputs) {
-                   std::transform(inputs.begin(), inputs.end(), labels.begin(),
+                   std::transform(inputs.begin(), inputs.end(), hashes.begin(),
                                   [](ConstBuffer input) { return *static_cast<const uint64_t*>(input.data); });
                  });
-    return name_of_other_labels(label, labels, group_->ranks());
+    require_equal_units(hash, unit, hashes, group_->ranks());
+    return std::make_unique<CompletedHandle>();
   }
 
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream /*stream*/) override {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "isthmus/error.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/tier_under_test.h"
 #include "tests/cpp/support/typed_data.h"
 
@@ -55,16 +56,18 @@ TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
   });
 }
 
-TEST(Transport, RanksWithOtherLabelsAreNamedAndNothingIsCounted) {
+TEST(Transport, RanksWithOtherUnitsAreNamedAndNothingIsCounted) {
   on_each_tier([&](int size, TierUnderTest& tier) {
     tier.run_well([&](int rank, Transport& transport) {
-      EXPECT_EQ(transport.ranks_of_other_label(7), "");
-      std::string others;
+      transport.compare_units(7, "a")->wait();
+      std::string others = "unit \"b\": rank ";
       for (int peer = 1; peer < size; ++peer) {
-        others += (peer == 1 ? "rank " : ", rank ") + std::to_string(peer);
+        others += (peer == 1 ? "" : ", rank ") + std::to_string(peer);
       }
-      EXPECT_EQ(transport.ranks_of_other_label(rank == 0 ? uint64_t{1} << 63 : 7),
-                rank == 0 ? others : (size > 1 ? "rank 0" : ""));
+      const std::string error =
+          error_of([&] { transport.compare_units(rank == 0 ? uint64_t{1} << 63 : 7, rank == 0 ? "b" : "a")->wait(); });
+      const std::string expected = rank == 0 ? others : "unit \"a\": rank 0";
+      EXPECT_TRUE(size == 1 ? error.empty() : error.starts_with(expected + " of this node")) << error;
       EXPECT_EQ(transport.traffic().sent_bytes, 0);
     });
   });
