@@ -12,7 +12,7 @@ from isthmus.backends import backend_of, backends_of
 from isthmus.report import advice
 from isthmus.torch_private.groups import all_groups
 from isthmus.units.collectives import replaced_collectives
-from isthmus.units.prepared import PreparedUnit, units_of_groups
+from isthmus.units.prepared import PreparedUnit, prepared_units
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -77,7 +77,7 @@ def _stats(backend: _C.Backend) -> dict[str, Any]:
     def is_its(unit: PreparedUnit) -> bool:
         return backend in backends_of(unit.unit.process_groups)
 
-    reasons = Counter(unit.kept for unit in units_of_groups.values() if unit.kept and is_its(unit))
+    reasons = Counter(unit.kept for unit in prepared_units.values() if unit.kept and is_its(unit))
     replaced = ((unit, others) for unit, others in replaced_collectives() if is_its(unit))
     has_two_tiers = not found["one_tier"]
     notes = [

@@ -16,7 +16,7 @@ from isthmus.backends import backend_of, backends_of
 from isthmus.group.nodes.node_map import ranks_by_node
 from isthmus.job import warn_once
 from isthmus.residuals.checkpoint import source_of_checkpoint
-from isthmus.residuals.live_units import LiveUnit, Target, live_units, split_name
+from isthmus.residuals.live_units import Target, live_units, reduces, split_name
 from isthmus.residuals.saved_state import (
     RESIDUALS,
     LoadReport,
@@ -31,6 +31,7 @@ from isthmus.torch_private.groups import all_groups
 from isthmus.units.layout import Layout
 from isthmus.units.models import fsdp2_roots, groups_of, held_units
 from isthmus.units.prepare import prepare_itself
+from isthmus.units.prepared import PreparedUnit
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -101,7 +102,7 @@ def _states(backend: _C.Backend, target: Target) -> list[dict[str, Any]]:
         names, live = {unit.name for unit in held_units(target)}, live_units(target)
 
         def is_of_target(name: str) -> bool:
-            return name in names or any(unit.reduces(name) for unit in live)
+            return name in names or any(reduces(unit, name) for unit in live)
 
         states = [state for state in states if not state["is_held"] or is_of_target(state["name"])]
     names_held = [split_name(state["name"]) for state in states if state["is_held"]]
@@ -175,7 +176,7 @@ class Dropped(Exception):
     """Why a unit's residual cannot be loaded; the same on all ranks."""
 
 
-def _load_into(source: Source, groups: Groups, live: Sequence[LiveUnit], *, is_of_model: bool) -> LoadReport:
+def _load_into(source: Source, groups: Groups, live: Sequence[PreparedUnit], *, is_of_model: bool) -> LoadReport:
     """Load this rank's saved state of each group, bit for bit."""
     rank = dist.get_rank()
     restored: list[str] = []
@@ -194,7 +195,7 @@ def _load_into(source: Source, groups: Groups, live: Sequence[LiveUnit], *, is_o
         if saved.units and saved.options.get("tiers", tiers) != tiers:  # another codec may take them
             raise ValueError(f"residuals were saved with tiers={saved.options['tiers']}, and this group has {tiers}")
         source.check(rank, saved_index)
-        here = [unit for unit in live if group in unit.groups]
+        here = [unit for unit in live if group in unit.unit.process_groups]
         for unit_index, unit in enumerate(saved.units):
             try:
                 name = _name_here(unit, here, is_of_model=is_of_model)
@@ -236,12 +237,12 @@ def _same_group(source: Source, ranks: tuple[int, ...], nodes: list[list[int]], 
     return None
 
 
-def _name_here(saved: SavedUnit, here: Sequence[LiveUnit], *, is_of_model: bool) -> str:
+def _name_here(saved: SavedUnit, here: Sequence[PreparedUnit], *, is_of_model: bool) -> str:
     """Return the name of the live unit of a saved one. here: the units of its group. Raises Dropped."""
     base, number = split_name(saved.name)
     if saved.name.startswith("fsdp1:"):
         # FSDP1 names its units in their first reductions.
-        unnamed = [unit for unit in here if unit.unit is not None and not unit.unit.in_rows and not unit.name]
+        unnamed = [unit for unit in here if unit.unit.name and not unit.unit.in_rows and not unit.name]
         if here and not unnamed:
             raise Dropped("it was saved before isthmus.prepare, which gives FSDP1's units other names")
         return saved.name
@@ -257,12 +258,12 @@ def _name_here(saved: SavedUnit, here: Sequence[LiveUnit], *, is_of_model: bool)
             return saved.name
         raise Dropped("there is no such unit; give load_checkpoint the model, prepared as it was")
     unit = alike[number - 1]
-    if saved.parameters and unit.layout is not None and saved.parameters != unit.layout.to_json():
+    if saved.parameters and saved.parameters != unit.unit.layout().to_json():
         raise Dropped("the unit has parameters of other names or shapes than were saved")
     return unit.full_name
 
 
-def _name_of_bucket(saved: SavedUnit, base: str, bucket: str, here: Iterable[LiveUnit]) -> str:
+def _name_of_bucket(saved: SavedUnit, base: str, bucket: str, here: Iterable[PreparedUnit]) -> str:
     for unit in here:
         prepared = unit.prepared
         if prepared is None or not prepared.bucket_parameters or prepared.base_name(bucket) != base:

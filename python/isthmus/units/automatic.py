@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from isthmus import native
 from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of, why_not_reduction_of
@@ -14,7 +13,7 @@ from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.layout import clean_name
 from isthmus.units.models import held_unit
 from isthmus.units.prepare import prepare_itself
-from isthmus.units.prepared import call_of, named_parameters, unit_of, unit_of_parameter, units_of_groups
+from isthmus.units.prepared import call_of, prepared_units, unit_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -44,12 +43,12 @@ def fsdp_caller(backend: _C.Backend, output: torch.Tensor, input: torch.Tensor) 
         return {"complex": Reason.NO_SUM, "custom": Reason.OWN_REDUCE_SCATTER}.get(why_not_reduction_of(output))
     reducer, parameters = found
     if isinstance(parameters, tuple):
-        if reducer not in units_of_groups:  # torch did not tell that a pass began
+        if reducer not in prepared_units:  # torch did not tell that a pass began
             module = modules_of(reducer)[0]
             prepare_itself(root_of(module) or module)
         return call_of(reducer, parameters, backend)
-    if parameters in named_parameters:
-        unit = unit_of_parameter(parameters, backend)
+    if parameters in prepared_units:
+        unit = unit_of(parameters, backend)
     else:
         shape = f"{str(input.dtype).removeprefix('torch.')}:{input.numel()}"
         exact = why_fsdp1_is_exact(parameters, reducer)
@@ -64,9 +63,7 @@ def weights_caller(backend: _C.Backend) -> _C.Unit | None:
     None if the call is not known to gather parameters.
     """
     gatherer = gathering_object()
-    if isinstance(gatherer, DTensor):
-        return unit_of_parameter(gatherer, backend) if gatherer in named_parameters else None
     if (first := first_name_of(gatherer)) is not None:
         name = f"fsdp1:{clean_name(first)}"
         return held_unit(gatherer, backend, lambda: backend.unit(name, counted=True), "weights")
-    return unit_of(gatherer, backend) if gatherer is not None and gatherer in units_of_groups else None
+    return unit_of(gatherer, backend) if gatherer is not None and gatherer in prepared_units else None

@@ -26,7 +26,7 @@ from isthmus.torch_private.models import (
 )
 from isthmus.units.models import shard_group
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import PreparedUnit, call_of, unit_of, units_of_groups
+from isthmus.units.prepared import PreparedUnit, call_of, prepared_units, unit_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -222,7 +222,7 @@ def give_back(unit: ParamGroup, own: tuple[Any, Any]) -> None:
 
 def replaced_collectives() -> Iterator[tuple[PreparedUnit, str]]:
     """Yield units whose collectives the program has replaced since they were ours, with the names of what is there."""
-    for unit, record in units_of_groups.items():
+    for unit, record in prepared_units.items():
         if record.collectives is not None:
             gather, reduce = collectives_of(unit)
             live = {"all-gather": gather, "reduce-scatter": reduce}

@@ -31,12 +31,12 @@ class Unit:
     parameters: tuple[Parameter, ...]  # with padding between them
     in_rows: bool = False  # FSDP2
     shard_group: dist.ProcessGroup | None = None
-    replicate_group: dist.ProcessGroup | None = None
+    other_groups: tuple[dist.ProcessGroup, ...] = ()  # that it is reduced over
 
     @property
     def process_groups(self) -> list[dist.ProcessGroup]:
         """Return the groups that the unit is reduced over."""
-        return [group for group in (self.shard_group, self.replicate_group) if group is not None]
+        return [group for group in (self.shard_group, *self.other_groups) if group is not None]
 
     def layout(self) -> Layout:
         """Return the layout of a reduction in which all parameters have gradients."""
@@ -79,7 +79,11 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
             names_of.setdefault(group, []).append(name)
     for group, own_names in names_of.items():
         name, parameters = unit_name(own_names) + _place_in_module(group), tuple(_parameters(group, names))
-        yield group, Unit(name, parameters, True, shard_group(group), private.replicate_group(group))
+        yield group, Unit(name, parameters, True, shard_group(group), _those(private.replicate_group(group)))
+
+
+def _those(*groups: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, ...]:
+    return tuple(group for group in groups if group is not None)
 
 
 def _place_in_module(group: ParamGroup) -> str:
@@ -136,9 +140,8 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, Any, Unit]]:
         names = ((name and f"{prefix}.{name}".lstrip("."), shape) for name, shape in private.parts_of(flat))
         parameters = tuple(Parameter(clean_name(name), tuple(shape)) for name, shape in names)
         groups = (module.process_group, private.hybrid_group(module))
-        shard_group, replicate_group = groups if private.is_sharded(handle) else (None, groups[0])
-        name = unit_name([prefix])
-        yield module, handle, Unit(name, parameters, shard_group=shard_group, replicate_group=replicate_group)
+        shard_group, other = groups if private.is_sharded(handle) else (None, groups[0])
+        yield module, handle, Unit(unit_name([prefix]), parameters, False, shard_group, _those(other))
 
 
 def ddp_modules(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:

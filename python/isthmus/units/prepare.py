@@ -36,7 +36,7 @@ from isthmus.units.models import (
     shard_group,
 )
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import Prepared, PreparedUnit, named_parameters, unit_of_parameter, units_of_groups
+from isthmus.units.prepared import Prepared, PreparedUnit, prepared_units, unit_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -118,14 +118,14 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     for module in ddp:
         prepared.bucket_parameters = tuple(bucket_parameters(module).values())
     for group in fsdp2:
-        if found := units_of_groups.get(group):
+        if found := prepared_units.get(group):
             raise ValueError(f"unit {found.unit.name!r} of FSDP2 belongs to another prepared model")
     prepared.take_number(groups_of(model), number_of(ddp[0]) if ddp else None)
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, handle, unit in fsdp1:
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(handle, fsdp_module)
         let_go(handle)
-        named_parameters[handle] = prepared.full_name(unit.name), unit.layout(), exact
+        prepared_units[handle] = PreparedUnit(unit, prepared, exact)
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
@@ -141,7 +141,7 @@ def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
     units = {
         group: unit
         for group, unit in fsdp2_units(root)
-        if group not in units_of_groups and _is_of_isthmus(unit.process_groups)
+        if group not in prepared_units and _is_of_isthmus(unit.process_groups)
     }
     prepared = _prepared_themselves[root] = Prepared("", "*", prefetches=True)
     prepared.units = {number_of(group): unit for group, unit in units.items()}
@@ -163,9 +163,8 @@ def _prepare_fsdp2(
     if prepared.prefetches and any(device_of(group).type == "cuda" for group in units):
         prepared.prefetch = Prefetch(model)
     for group, unit in units.items():
-        full_name, exact = prepared.full_name(unit.name), prepared.exact_reason(unit.name)
-        record = units_of_groups[group] = PreparedUnit(unit, prepared, full_name, exact)
-        let_go(group, but=full_name)
+        record = prepared_units[group] = PreparedUnit(unit, prepared, prepared.exact_reason(unit.name))
+        let_go(group, but=record.full_name)
         if crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
             record.kept = why_not_replaceable(group)
             if not record.kept:
@@ -192,11 +191,11 @@ def _undo(model: nn.Module, prepared: Prepared | None) -> None:
     for module in ddp_modules(model):
         end_bucket_hook(module, prepared)
     for group in fsdp2_groups(model):
-        found = units_of_groups.get(group)
+        found = prepared_units.get(group)
         if found is not None and found.prepared is prepared:
             if found.collectives is not None:
                 give_back(group, found.collectives)
-            del units_of_groups[group]
+            del prepared_units[group]
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
@@ -223,14 +222,16 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     # Only the model knows over which dimensions of its mesh a parameter is reduced.
     for name, parameter in parameters:
         unit_name = clean_name(name)
-        prepared.units[number_of(parameter)] = Unit(unit_name, (Parameter(unit_name, tuple(parameter.shape)),))
+        mesh: Any = parameter.device_mesh
+        groups = tuple(mesh.get_group(dim) for dim in range(mesh.ndim))
+        parts = (Parameter(unit_name, tuple(parameter.shape)),)
+        prepared.units[number_of(parameter)] = Unit(unit_name, parts, other_groups=groups)
     prepared.take_number(groups_of(model))
     for _, parameter in parameters:
         unit = prepared.units[number_of(parameter)]
-        named_parameters[parameter] = prepared.full_name(unit.name), unit.layout(), prepared.exact_reason(unit.name)
-        mesh: Any = parameter.device_mesh
-        backends = backends_of(mesh.get_group(dim) for dim in range(mesh.ndim))
-        native.load().name_parameter(parameter, [unit_of_parameter(parameter, backend) for backend in backends])
+        prepared_units[parameter] = PreparedUnit(unit, prepared, prepared.exact_reason(unit.name))
+        units = [unit_of(parameter, backend) for backend in backends_of(unit.process_groups)]
+        native.load().name_parameter(parameter, units)
 
 
 def _what_was_found(model: nn.Module) -> str:

@@ -101,22 +101,32 @@ def forget_names(process_group: dist.ProcessGroup) -> None:
     _taken.pop(process_group, None)
 
 
-# --- FSDP2 ---
-
-
 @dataclass
 class PreparedUnit:
-    """A unit of FSDP2. Refers to none of FSDP2's objects, so that it keeps none alive."""
+    """A unit of a model. Refers to none of torch's objects that reduce it, so that it keeps none alive."""
 
     unit: Unit
-    prepared: Prepared
-    full_name: str
-    exact: _C.Reason | None  # why its name keeps it exact
-    collectives: tuple[Any, Any] | None = None  # its own, where Isthmus's took their place
+    prepared: Prepared | None = None  # None: nobody prepared it
+    exact: _C.Reason | None = None  # why it is exact: by its name, and of FSDP1 because of copies
+    collectives: tuple[Any, Any] | None = None  # FSDP2's own, where Isthmus's took their place
     kept: str = ""  # why it keeps its own collectives
 
+    @property
+    def name(self) -> str:
+        """Its name without the number among models of equal names, "" if its reductions name it."""
+        return self.prepared.base_name(self.unit.name) if self.prepared is not None and self.unit.name else ""
 
-units_of_groups: weakref.WeakKeyDictionary[ParamGroup, PreparedUnit] = weakref.WeakKeyDictionary()
+    @property
+    def full_name(self) -> str:
+        """The name under which a backend knows the unit, "" if its reductions name it."""
+        return self.prepared.full_name(self.unit.name) if self.prepared is not None and self.unit.name else ""
+
+
+# By FSDP2's object, FSDP1's handle or the DTensor that is reduced.
+prepared_units: MutableMapping[Any, PreparedUnit] = WeakIdKeyDictionary()
+
+
+# --- Reductions ---
 
 
 class Described(NamedTuple):
@@ -142,21 +152,24 @@ def describe(group: ParamGroup, indexes: tuple[int, ...]) -> Described:
     for some in (trained, indexes):
         if some not in sections:
             sections[some] = native.load().Sections([(index, section_elements(group, index)) for index in some])
-    found = units_of_groups.get(group)
+    found = prepared_units.get(group)
     name, exact = (label_of(group), None) if found is None else (found.full_name, found.exact)
     return Described(name, sections[trained], None if indexes == trained else sections[indexes], exact or why_copies)
 
 
-def unit_of(group: ParamGroup, backend: _C.Backend) -> _C.Unit:
-    """Return the unit of one of FSDP2's objects in a process group."""
+def unit_of(owner: Any, backend: _C.Backend) -> _C.Unit:
+    """Return the unit of one of FSDP2's objects, or of what `prepared_units` has, in a process group."""
 
     def make() -> _C.Unit:
-        found = units_of_groups.get(group)
-        if found is None:  # of another backend, in a hook
-            return backend.unit(label_of(group))
-        return backend.unit(found.full_name, parameters=found.unit.layout().to_json())
+        found = prepared_units.get(owner)
+        if found is None:  # FSDP2's, of another backend, in a hook
+            return backend.unit(label_of(owner))
+        layout = found.unit.layout()
+        if found.unit.in_rows:  # each call says which rows
+            return backend.unit(found.full_name, parameters=layout.to_json())
+        return backend.unit(found.full_name, layout.hash, found.exact, layout.to_json())
 
-    return held_unit(group, backend, make)
+    return held_unit(owner, backend, make)
 
 
 def call_of(group: ParamGroup, indexes: tuple[int, ...], backend: _C.Backend) -> _C.UnitCall:
@@ -164,20 +177,3 @@ def call_of(group: ParamGroup, indexes: tuple[int, ...], backend: _C.Backend) ->
     _, sections, with_gradients, exact = describe(group, indexes)
     made: _C.UnitCall = native.load().UnitCall(unit_of(group, backend), sections, with_gradients, exact)
     return made
-
-
-# --- Parameters of FSDP1 and of SimpleFSDP, by FSDP1's handles and DTensors ---
-
-NamedUnit = tuple[str, Layout, "_C.Reason | None"]
-
-named_parameters: MutableMapping[Any, NamedUnit] = WeakIdKeyDictionary()
-
-
-def unit_of_parameter(owner: Any, backend: _C.Backend) -> _C.Unit:
-    """Return the unit of what `named_parameters` has."""
-
-    def make() -> _C.Unit:
-        name, layout, exact = named_parameters[owner]
-        return backend.unit(name, layout.hash, exact, layout.to_json())
-
-    return held_unit(owner, backend, make)

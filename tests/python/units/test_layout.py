@@ -165,7 +165,7 @@ def test_a_part_has_a_number_where_no_group_crosses_the_meshes() -> None:
 def unit(*shapes: tuple[int, ...]) -> Unit:
     names = ["bias", "embedding.weight"] if len(shapes) == 2 else ["embedding.weight"]
     parameters = tuple(Parameter(name, shape) for name, shape in zip(names, shapes, strict=True))
-    return Unit("u", parameters, in_rows=True, shard_group=None, replicate_group=None)
+    return Unit("u", parameters, in_rows=True)
 
 
 @pytest.mark.parametrize("width", [64, 128, 192, 256])

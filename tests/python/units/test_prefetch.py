@@ -17,7 +17,7 @@ from isthmus.torch_private.models import collectives_of, param_groups_of
 from isthmus.units.collectives import UnitAllGather
 from isthmus.units.models import fsdp2_units
 from isthmus.units.prefetch import Prefetch
-from isthmus.units.prepared import Prepared, PreparedUnit, units_of_groups
+from isthmus.units.prepared import Prepared, PreparedUnit, prepared_units
 from support.logs import logged
 
 UNITS = 4
@@ -52,7 +52,7 @@ class Followed:
         self.prefetch = Prefetch(self.model)
         for group, unit in fsdp2_units(self.model):
             prepared = Prepared("", "*", prefetches=True)
-            units_of_groups[group] = PreparedUnit(unit, prepared, prepared.full_name(unit.name), "")
+            prepared_units[group] = PreparedUnit(unit, prepared)
         self.events: list[str] = []
         for index, layer in enumerate(self.model.layers):
             (unit,) = param_groups_of(layer)
