@@ -104,7 +104,7 @@ class UnitStates {
   virtual ~UnitStates() = default;
 
   // All states, by key. Waits for the device.
-  virtual std::vector<UnitState> states(const Units& units = {}) const = 0;
+  virtual std::vector<UnitState> states() const = 0;
   // Makes a unit with this state. An empty residual stands for zeros. Throws Error if the state does not fit the group
   // and its options.
   virtual UnitPtr load(UnitState state) = 0;

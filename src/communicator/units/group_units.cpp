@@ -129,7 +129,7 @@ std::vector<UnitPtr> GroupUnits::with_state(const Units& units) const {
   return found;
 }
 
-std::vector<UnitState> GroupUnits::states(const Units& units) const {
+std::vector<UnitState> GroupUnits::states() const {
   const auto copy = [this](ConstBuffer from) {
     std::vector<float> values(static_cast<size_t>(from.num_elements));
     if (!values.empty()) {
@@ -138,7 +138,7 @@ std::vector<UnitState> GroupUnits::states(const Units& units) const {
     return values;
   };
   std::vector<UnitState> states;
-  for (const UnitPtr& unit : with_state(units)) {
+  for (const UnitPtr& unit : with_state({})) {
     states.push_back(
         {unit->key, step_of(device_, *unit), unit->scale, copy(unit->pieces.values), copy(unit->result.values)});
   }

@@ -28,7 +28,7 @@ class GroupUnits final : public UnitStates {
   // Gives the unit residuals of zeros. Throws Error that names unit and bytes if memory is lacking.
   void give_residuals(Unit& unit);
 
-  std::vector<UnitState> states(const Units& units) const override;
+  std::vector<UnitState> states() const override;
   UnitPtr load(UnitState state) override;
   void scale_residuals(double factor, const Units& units) override;
   void begin_step(std::optional<uint64_t> step, const Units& units) override;

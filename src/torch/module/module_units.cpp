@@ -91,9 +91,7 @@ py::object of_python(c10d::Backend& group) {
 void bind_calls(py::module_& module) {
   py::class_<Sections, SectionsPtr>(module, "Sections",
                                     "Parameters of a reduction, by place in their unit, with their elements in a row.")
-      .def(py::init(&make_sections), "pairs"_a)
-      .def_property_readonly("row_elements", &Sections::row_elements)
-      .def_property_readonly("hash", &Sections::hash);
+      .def(py::init(&make_sections), "pairs"_a);
   py::class_<UnitHandle, UnitHandlePtr>(
       module, "Unit",
       "A unit of one process group (src/torch/units/unit_handle.h). Its state lives as long as it is held.")
@@ -184,28 +182,25 @@ void bind_units(py::module_& module, BackendClass& backend) {
       .def(
           "has", [](BackendIsthmus& self, const UnitHandle& unit) { return unit.is_of(self.registry()); }, "unit"_a)
       .def(
-          "unit_states",
-          [](BackendIsthmus& self, const UnitHandles& units) { return list_of_units(self.units().states(units)); },
-          "units"_a = py::none(), "The state of these units, copied; None: of all.")
+          "unit_states", [](BackendIsthmus& self) { return list_of_units(self.units().states()); },
+          "The state of all units, copied.")
       .def(
           "end", [](BackendIsthmus& self, bool undo) { return list_of_units(self.end(undo)); }, "undo"_a,
           "Aborts the group, closes its connections, and returns unit_states(); undo: as they were at begin_step().")
       .def(
           "begin_step",
           [](BackendIsthmus& self, std::optional<uint64_t> step, const UnitHandles& units) {
-            self.units().run_everywhere("isthmus:begin_step", units,
-                                        [step](Communicator& communicator, const Units& meant) {
-                                          communicator.units().begin_step(step, meant);
-                                        });
+            self.units().run_everywhere("isthmus:begin_step", units, [step](UnitStates& states, const Units& meant) {
+              states.begin_step(step, meant);
+            });
           },
           "step"_a = py::none(), "units"_a = py::none(),
           "Begins a step of these units that may be undone; with `step` they count their reductions from it on.")
       .def(
           "undo_step",
           [](BackendIsthmus& self, const UnitHandles& units) {
-            self.units().run_everywhere("isthmus:undo_step", units, [](Communicator& communicator, const Units& meant) {
-              communicator.units().undo_step(meant);
-            });
+            self.units().run_everywhere("isthmus:undo_step", units,
+                                        [](UnitStates& states, const Units& meant) { states.undo_step(meant); });
           },
           "units"_a = py::none(), "Restores the residuals that units had at begin_step().")
       .def(
@@ -224,10 +219,9 @@ void bind_units(py::module_& module, BackendClass& backend) {
           "skip_step",
           [](BackendIsthmus& self, const UnitHandles& units) {
             const auto num_lost = std::make_shared<int64_t>(0);
-            self.units().run_everywhere("isthmus:skip_step", units,
-                                        [num_lost](Communicator& communicator, const Units& meant) {
-                                          *num_lost += communicator.units().skip_step(meant);
-                                        });
+            self.units().run_everywhere("isthmus:skip_step", units, [num_lost](UnitStates& states, const Units& meant) {
+              *num_lost += states.skip_step(meant);
+            });
             return *num_lost;
           },
           "units"_a = py::none(),

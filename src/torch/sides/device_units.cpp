@@ -26,7 +26,7 @@ void find_handles(const std::vector<UnitHandlePtr>& handles, std::vector<UnitSta
 }  // namespace
 
 void DeviceUnits::run_everywhere(const char* name, const UnitHandles& units,
-                                 const std::function<void(Communicator&, const Units&)>& action) {
+                                 const std::function<void(UnitStates&, const Units&)>& action) {
   const WithoutGil without_gil;
   const std::vector<UnitPtr> held = registry_.units_of(units);  // until the action is done
   Units meant;
@@ -38,7 +38,7 @@ void DeviceUnits::run_everywhere(const char* name, const UnitHandles& units,
   }
   for (Side* side : sides_) {
     if (side->has_communicator()) {
-      run(*side, name, [meant, held, action](Communicator& communicator) { action(communicator, meant); });
+      run(*side, name, [meant, held, action](Communicator& communicator) { action(communicator.units(), meant); });
     }
   }
 }
@@ -53,14 +53,14 @@ void DeviceUnits::run(Side& side, const char* name, const std::function<void(Com
   }
 }
 
-std::vector<UnitState> DeviceUnits::states(const UnitHandles& units) {
+std::vector<UnitState> DeviceUnits::states() {
   const auto saved = std::make_shared<std::vector<UnitState>>();
-  run_everywhere("isthmus:unit_states", units, [saved](Communicator& communicator, const Units& meant) {
-    std::ranges::move(communicator.units().states(meant), std::back_inserter(*saved));
+  run_everywhere("isthmus:unit_states", {}, [saved](UnitStates& states, const Units& /*meant*/) {
+    std::ranges::move(states.states(), std::back_inserter(*saved));
   });
   std::vector<UnitState> all = *saved;
-  find_handles(units ? *units : registry_.handles(), all);
-  std::ranges::move(registry_.loaded_for(units), std::back_inserter(all));
+  find_handles(registry_.handles(), all);
+  std::ranges::move(registry_.loaded(), std::back_inserter(all));
   return all;
 }
 
@@ -74,7 +74,7 @@ std::vector<UnitState> DeviceUnits::states_at_end(bool undo) {
       std::ranges::move(communicator.units().states(), std::back_inserter(saved));
     });
   }
-  std::ranges::move(registry_.loaded_for({}), std::back_inserter(saved));
+  std::ranges::move(registry_.loaded(), std::back_inserter(saved));
   return saved;
 }
 
@@ -91,9 +91,8 @@ void DeviceUnits::clear(const UnitHandles& units) {
 }
 
 void DeviceUnits::scale_residuals(double factor, const UnitHandles& units) {
-  run_everywhere("isthmus:scale_residuals", units, [factor](Communicator& communicator, const Units& meant) {
-    communicator.units().scale_residuals(factor, meant);
-  });
+  run_everywhere("isthmus:scale_residuals", units,
+                 [factor](UnitStates& states, const Units& meant) { states.scale_residuals(factor, meant); });
   registry_.scale_loaded(factor, units);
 }
 

@@ -30,7 +30,7 @@ class DeviceUnits {
   void clear(const UnitHandles& units);
   void scale_residuals(double factor, const UnitHandles& units);  // see UnitStates
 
-  std::vector<UnitState> states(const UnitHandles& units = {});  // on all devices, and loaded ones
+  std::vector<UnitState> states();  // on all devices, and loaded ones
   // Returns states() of a group that ends, see Side::run_at_end(); after undo_step(), if `undo`.
   std::vector<UnitState> states_at_end(bool undo);
   // See UnitStates.
@@ -38,7 +38,7 @@ class DeviceUnits {
   // Runs `action` on all devices that have units, for those that are meant. It owns what it refers to: a signal may end
   // the wait for it. name: for profilers.
   void run_everywhere(const char* name, const UnitHandles& units,
-                      const std::function<void(Communicator&, const Units&)>& action);
+                      const std::function<void(UnitStates&, const Units&)>& action);
 
  private:
   void run(Side& side, const char* name, const std::function<void(Communicator&)>& action);

@@ -104,15 +104,13 @@ std::vector<UnitPtr> UnitRegistry::units_of(const std::optional<std::vector<Unit
   return units;
 }
 
-std::vector<UnitState> UnitRegistry::loaded_for(const std::optional<std::vector<UnitHandlePtr>>& wanted) const {
+std::vector<UnitState> UnitRegistry::loaded() const {
   const std::lock_guard lock(mutex_);
-  std::vector<UnitState> found;
-  for (const auto& [key, loaded] : loaded_) {
-    if (!wanted || is_named_after(key, *wanted)) {
-      found.push_back(loaded);
-    }
+  std::vector<UnitState> all;
+  for (const auto& [key, state] : loaded_) {
+    all.push_back(state);
   }
-  return found;
+  return all;
 }
 
 void UnitRegistry::scale_loaded(double factor, const std::optional<std::vector<UnitHandlePtr>>& wanted) {

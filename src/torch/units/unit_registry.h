@@ -46,8 +46,8 @@ class UnitRegistry : public std::enable_shared_from_this<UnitRegistry> {
   std::vector<UnitHandlePtr> handles() const;
   // Of the handles; nothing: of all, and of untold calls.
   std::vector<UnitPtr> units_of(const std::optional<std::vector<UnitHandlePtr>>& handles) const;
-  // What was loaded for them and not reduced yet.
-  std::vector<UnitState> loaded_for(const std::optional<std::vector<UnitHandlePtr>>& handles) const;
+  // What was loaded and not reduced yet.
+  std::vector<UnitState> loaded() const;
   void scale_loaded(double factor, const std::optional<std::vector<UnitHandlePtr>>& handles);
   // Drops their states, those of reductions.
   void clear(const std::optional<std::vector<UnitHandlePtr>>& handles);
