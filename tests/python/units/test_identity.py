@@ -20,7 +20,7 @@ from python.units.identity import KEEPING, REASONS, UNITS, TwoLayers, group_of, 
 from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained
 from support.checkpoints import group as tagc_group
 from support.checks import Table
-from support.families import run_table, same_on_all_ranks, world
+from support.families import run_table, world
 
 table, table_of_worlds = Table(), Table()
 
@@ -184,7 +184,6 @@ def a_model_that_one_rank_keeps_makes_no_difference() -> None:
             suffix = f" ({ordinal + 1})" if ordinal else ""
             steps = steps_of(model)
             assert {name: steps.get(name + suffix) for name in UNITS} == dict.fromkeys(UNITS, 2), (ordinal, steps)
-            assert same_on_all_ranks(steps)
             del model
             if dist.get_rank() == 1:
                 gc.collect()
