@@ -135,6 +135,7 @@ struct Communicator::Parts {
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce) {
+    units.require_own(*reduction.unit);
     planner.check_capture(reduction, caller.own);
     return run(reduction.unit->key.collective, caller, [&](Run& run) {
       run.set_phase(Phase::kPlan);
@@ -241,6 +242,7 @@ class Communicator::Gather final : public WeightGather, public GatherUnderWay {
 
   static WeightGatherPtr begin(const std::shared_ptr<Gather>& self, Stream stream) {
     Parts& parts = self->parts_;
+    parts.units.require_own(*self->unit);
     parts.throw_if_faulted();
     parts.guard(Collective::kAllGather, [&] {
       parts.start(self->run, Collective::kAllGather, {stream, {}});

@@ -62,11 +62,15 @@ void check_loadable(const NodeMap& map, const Options& options, const UnitState&
   check_residual(key, "result residual", state.result_residual, sizes.result_elements);
 }
 
+void GroupUnits::require_own(const Unit& unit) const {
+  ISTHMUS_CHECK(Error, unit.memory == nullptr || unit.memory == statistics_.memory, "unit \"", unit.key.name,
+                "\" belongs to another communicator");
+}
+
 void GroupUnits::take(const UnitPtr& unit) {
-  if (unit->memory == statistics_.memory) {
+  if (unit->memory != nullptr) {
     return;
   }
-  ISTHMUS_CHECK(Error, unit->memory == nullptr, "unit \"", unit->key.name, "\" belongs to another communicator");
   if (units_.size() >= looked_through_at_) {
     std::erase_if(units_, [](const std::weak_ptr<Unit>& one) { return one.expired(); });
     looked_through_at_ = std::max(looked_through_at_, 2 * units_.size());

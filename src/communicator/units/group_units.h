@@ -21,7 +21,9 @@ class GroupUnits final : public UnitStates {
   GroupUnits(const TierSet& tiers, Device& device, const Options& options, Statistics& statistics)
       : tiers_(tiers), device_(device), options_(options), statistics_(statistics) {}
 
-  // Called before each collective of the unit. Throws Error if it belongs to another communicator.
+  // Throws Error if the unit belongs to another communicator.
+  void require_own(const Unit& unit) const;
+  // Called before each collective of a unit, which require_own() has passed.
   void take(const UnitPtr& unit);
   // Called before each lossy reduction of the unit: gives it a step and, on a GPU, contexts of packets.
   void give_state(Unit& unit);

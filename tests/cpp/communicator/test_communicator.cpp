@@ -190,6 +190,33 @@ TEST(Communicator, AllReducesInASingleTierAreExactAndCounted) {
   EXPECT_EQ(path.intra.sent_bytes, 2 * (48 + 2 * kChunk));
 }
 
+TEST(Communicator, WhatIsRefusedLeavesItUsable) {
+  World world(NodeMap::parse("1x1", 1), lossy_options());
+  World other(NodeMap::parse("1x1", 1), lossy_options());
+  Communicator& communicator = *world.ranks[0];
+  Array data(100, DataType::kFloat32);
+  const UnitPtr unit = make_unit({"u", 100, DataType::kFloat32, Collective::kAllReduce});
+  const UnitPtr weights = make_unit({"u", 100, DataType::kFloat32, Collective::kAllGather});
+  communicator.all_reduce(data.buffer(), {unit});
+  communicator.gather_weights(data.view(), data.buffer(), weights)->finish();
+  const auto all_reduce = [&](Communicator& on, Buffer buffer, const UnitPtr& of) {
+    return error_of([&] { on.all_reduce(buffer, {of}); });
+  };
+  EXPECT_EQ(all_reduce(*other.ranks[0], data.buffer(), unit), "unit \"u\" belongs to another communicator");
+  EXPECT_EQ(error_of([&] { other.ranks[0]->Communicator::gather_weights(data.view(), data.buffer(), weights); }),
+            "unit \"u\" belongs to another communicator");
+  EXPECT_EQ(all_reduce(communicator, data.buffer().slice(0, 99), unit),
+            "unit \"u\" has 100 elements of float32, but its gradient has 99 of float32");
+  EXPECT_EQ(all_reduce(communicator, data.buffer(), weights),
+            "unit \"u\" is one of all_gather, but is reduced by all_reduce");
+  EXPECT_EQ(all_reduce(communicator, data.buffer(), nullptr), "all_reduce of no unit");
+  EXPECT_FALSE(communicator.is_aborted() || other.ranks[0]->is_aborted());
+  EXPECT_EQ(all_reduce(communicator, data.buffer(), unit), "");
+  communicator.abort();
+  EXPECT_TRUE(communicator.is_aborted());
+  EXPECT_NE(all_reduce(communicator, data.buffer(), unit), "");
+}
+
 TEST(Communicator, UnitsKeepApart) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const std::vector<Array> inputs = random_arrays(2, 4000, DataType::kFloat32);
