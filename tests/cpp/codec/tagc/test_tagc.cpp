@@ -205,8 +205,6 @@ TEST(Tagc, OtherSettingsAreNamed) {
   EXPECT_EQ(message_of(codec), "");
   TagcCodec other_rounds(options_of({4, .9}), {.peel_rounds = 63});
   EXPECT_NE(message_of(other_rounds).find("peeling rounds 64 where 63"), std::string::npos) << message_of(other_rounds);
-  TagcCodec other_ratio(options_of({2, .9}));
-  EXPECT_NE(message_of(other_ratio).find("rows 12 where 24"), std::string::npos) << message_of(other_ratio);
 }
 
 TEST(Tagc, RejectsWrongOptions) {
