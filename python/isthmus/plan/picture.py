@@ -37,7 +37,7 @@ def drawn_as(strategy: Strategy) -> dict[str, Any]:
     """The line of a strategy: its colour, dashes for its layout, thick where it defers reductions."""
     name = strategy.name.removesuffix("-last")
     return {
-        "color": _COLOURS.get(name) or _COLOURS[name.rstrip("1234568")],
+        "color": _COLOURS.get(name) or _COLOURS[name.rstrip("0123456789")],
         "linewidth": 2.4 if strategy.defers else 1.6,
         "linestyle": "--" if strategy.hybrid_sharded else ":" if strategy.is_ddp else "-",
     }

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from isthmus import _topology
 from isthmus.cli.main import app
 from isthmus.plan.assumptions import INPUT_BUFFERS, OWNED, of_machine, resolve
+from isthmus.plan.picture import drawn_as
+from isthmus.plan.strategies import ARMS, DEFAULT_STRATEGIES, PIPELINE, STRATEGIES
 from isthmus.units import models
 from python.cli.planned import report, run
 from support.places import ROOT
@@ -161,6 +163,12 @@ def test_the_picture_has_a_line_a_strategy_the_crossovers_and_the_link(tmp_path,
         at = report(*given, "--inter", f"{x}gbit")["strategies"][crossover["above"]]["step_s"]
         assert y == pytest.approx(at, rel=1e-6)
     assert figure.get_suptitle().splitlines()[1] == found["verdict"][1]
+
+
+def test_each_strategy_and_arm_has_a_line_of_its_own():
+    lines = {name: drawn_as(strategy) for name, strategy in (STRATEGIES | ARMS | {"pp": PIPELINE}).items()}
+    named = [*map(tuple, (lines[name].items() for name in (*DEFAULT_STRATEGIES, "ddp-bf16", "ddp-quant", "pp")))]
+    assert len({*named}) == len(named)
 
 
 def test_a_picture_is_written_in_the_form_that_its_name_asks_for(tmp_path):
