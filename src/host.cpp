@@ -1,4 +1,6 @@
 // The CPU as a device: every call finishes its work before it returns.
+#include "host.h"
+
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -14,6 +16,8 @@ namespace {
 
 class Host final : public Device {
  public:
+  explicit Host(PhaseRanges ranges) : ranges_(ranges) {}
+
   std::string name() const override { return "cpu"; }
   bool is_host() const override { return true; }
 
@@ -96,15 +100,26 @@ class Host final : public Device {
   CodecCounts codec_counts() override { return {}; }
   void reset_codec_counts() override {}
   void throw_if_faulted() override {}
-  void begin_range(const char* /*name*/) override {}
-  void end_range() override {}
+  void begin_range(const char* name) override {
+    if (ranges_.begin != nullptr) {
+      ranges_.begin(name);
+    }
+  }
+  void end_range() override {
+    if (ranges_.end != nullptr) {
+      ranges_.end();
+    }
+  }
 
  private:
+  const PhaseRanges ranges_;
   std::vector<AlignedMemory> on_host_;
 };
 
 }  // namespace
 
-std::shared_ptr<Device> make_host_device() { return std::make_shared<Host>(); }
+std::shared_ptr<Device> make_host_device(PhaseRanges ranges) { return std::make_shared<Host>(ranges); }
+
+std::shared_ptr<Device> make_host_device() { return make_host_device(PhaseRanges()); }
 
 }  // namespace isthmus

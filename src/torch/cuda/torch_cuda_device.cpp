@@ -1,6 +1,5 @@
 #include "torch/cuda/torch_cuda_device.h"
 
-#include <ATen/record_function.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -11,12 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "torch/base/ranges.h"
+
 namespace isthmus::torch_backend {
-namespace {
-
-thread_local std::vector<std::unique_ptr<at::RecordFunction>> open_ranges;
-
-}  // namespace
 
 // Allocates from the intra lane's pool. Torch hands out freed memory when all *other* lanes are done with it. So is the
 // intra lane then, since each path ends what it began there on another lane (decode; gathers have lanes of their own).
@@ -47,15 +43,11 @@ DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
 
 void TorchCudaDevice::begin_range(const char* name) {
   CudaDevice::begin_range(name);
-  auto range = std::make_unique<at::RecordFunction>(at::RecordScope::FUNCTION);
-  if (range->isActive()) {
-    range->before(name);
-  }
-  open_ranges.push_back(std::move(range));
+  torch_backend::begin_range(name);
 }
 
 void TorchCudaDevice::end_range() {
-  open_ranges.pop_back();
+  torch_backend::end_range();
   CudaDevice::end_range();
 }
 

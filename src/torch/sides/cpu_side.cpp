@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "host.h"
 #include "isthmus/error.h"
 #include "torch/sides/c10d_transport.h"
 
@@ -29,7 +30,8 @@ CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, 
     tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
     tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
     tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
-    communicator_ = std::make_shared<Communicator>(map, group_.rank, tiers, group_.options);
+    communicator_ = std::make_shared<Communicator>(map, group_.rank, tiers, group_.options,
+                                                   make_host_device(PhaseRanges{begin_range, end_range}));
   }
 }
 
@@ -101,7 +103,7 @@ WorkPtr CpuSide::queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()
   if (is_collective) {
     work->set_sequence_number(counters_.take_sequence_number());
   }
-  jobs_.push_back({work, std::move(run)});
+  jobs_.push_back({work, std::move(run), Profilers::here()});
   wakes_.notify_one();
   return work;
 }
@@ -131,6 +133,10 @@ void CpuSide::run_worker() {
 }
 
 void CpuSide::run_job(const Job& job) {
+  std::optional<Profilers::Guard> watched;
+  if (job.profilers) {
+    watched.emplace(*job.profilers);
+  }
   try {
     job.run();
   } catch (const std::exception&) {
@@ -141,6 +147,10 @@ void CpuSide::run_job(const Job& job) {
 }
 
 void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) {
+  at::RecordFunction range(at::RecordScope::FUNCTION);
+  if (range.isActive()) {
+    range.before(call.operation.unit.empty() ? call.title : call.title + (" " + call.operation.unit));
+  }
   for (const auto& transport : transports_) {
     transport->set_deadline(Clock::now() + without_report(call.timeout));
   }

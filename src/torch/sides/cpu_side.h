@@ -12,6 +12,7 @@
 
 #include "torch/base/call_counters.h"
 #include "torch/base/group.h"
+#include "torch/base/ranges.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/side.h"
 #include "transport/message_transport.h"
@@ -67,6 +68,7 @@ class CpuSide final : public Side {
   struct Job {
     c10::intrusive_ptr<WorkerWork> work;
     std::function<void()> run;
+    std::optional<Profilers> profilers;  // of the thread that called
   };
 
   // See SideStats. Any thread calls these.

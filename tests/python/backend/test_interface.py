@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch._C._distributed_c10d import _dump_fr_trace_json, _get_work_registry_size
+from torch.profiler import ProfilerActivity, profile
 
 import isthmus
 from support.checks import Table
@@ -183,6 +184,29 @@ def the_flight_recorder_knows_what_the_world_backend_runs() -> None:
     assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce", "gloo:broadcast"]
     assert [entry["timeout_ms"] for entry in entries] == [(50 - REPORT_S) * 1000, (40 - REPORT_S) * 1000]
     assert backend_of(group).options._timeout == timedelta(seconds=40)
+    if "backend" in (_dump_fr_trace_json.__doc__ or ""):  # torch 2.15 records calls of any backend, too
+        entries = json.loads(_dump_fr_trace_json(backend="isthmus"))["entries"]
+        names = [entry["profiling_name"] for entry in entries if entry["process_group"][0] == group.group_name]
+        assert names == ["isthmus:all_reduce", "isthmus:_all_gather_base", "isthmus:broadcast"]
+
+
+@table
+def a_profiler_sees_on_the_worker_the_phases_of_calls_that_its_thread_made() -> None:
+    group = make_group()
+    gradient(group)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        gradient(group)
+    gradient(group)
+    by_name: dict[str, list[Any]] = {}
+    for event in seen.events():
+        by_name.setdefault(event.name, []).append(event)
+    (call,), (work,) = by_name["isthmus:reduce_scatter"], by_name["isthmus:reduce_scatter x"]
+    assert call.thread != work.thread
+    for phase in ("intra reduce-scatter", "encode", "inter exchange", "decode"):
+        assert by_name[phase], [*by_name]
+        for event in by_name[phase]:
+            assert event.thread == work.thread
+            assert work.time_range.start <= event.time_range.start <= event.time_range.end <= work.time_range.end
 
 
 @table

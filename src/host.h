@@ -1,0 +1,18 @@
+// The CPU as a device whose phases somebody is told of.
+#pragma once
+
+#include <memory>
+
+#include "isthmus/device.h"
+
+namespace isthmus {
+
+// Called around each phase, in the thread that works. Ranges nest.
+struct PhaseRanges {
+  void (*begin)(const char* name) = nullptr;
+  void (*end)() = nullptr;
+};
+
+std::shared_ptr<Device> make_host_device(PhaseRanges ranges);
+
+}  // namespace isthmus
