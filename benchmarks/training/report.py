@@ -31,10 +31,10 @@ _CALM_SPREAD = 1.3
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
     "link_bytes_per_step": "mean over timed steps of what the nodes' links sent, summed over nodes",
-    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp*: with its all-reduce): its "
+    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp*, ddp*: their all-reduce): its "
     "share of audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
-    "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
+    "the all-reduce of hsdp* and ddp* in it; waiting for a slower rank is in the collective that waits",
     "check": "audited steps beside what placement alone predicts",
     "gpu_bytes": "peak of what the tensors of the arm hold on a rank's GPU in a step, without CUDA's and NCCL's own",
     "carried_bits_per_s": "what each node sent, by link, while ranks did nothing but reduce over the plain backend",
