@@ -46,7 +46,7 @@ def trace_a_step(rank: int, world_size: int, in_halves: bool) -> str | None:
     ranks.init(pg_options=isthmus.Options(**OPTIONS))
     model = wrapped()
     if not in_halves:
-        collectives._sends_differences = lambda group: False
+        collectives.UnitAllGather._sends_differences = property(lambda self: False, lambda self, value: None)
         isthmus.prepare(model, prefetch=False)
     step = cuda_worlds.training_step(model, FEATURES)
     for _ in range(4):  # after the 4th the statistics are looked at, which waits for the GPU
