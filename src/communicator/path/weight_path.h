@@ -23,7 +23,8 @@ namespace isthmus {
 // What the ranks of a rail last sent each other of one unit's weights: their shards, by node.
 struct Replica {
   explicit Replica(std::shared_ptr<MemoryUse> of_communicator) : use(std::move(of_communicator)) {}
-  ~Replica() { use->replica_bytes -= words().bytes(); }
+  // Its type was known when its memory was made.
+  ~Replica() { use->replica_bytes -= words().bytes(); }  // NOLINT(bugprone-exception-escape)
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 

@@ -91,7 +91,7 @@ void Residuals::multiply(Device& device, double factor) const {
 Unit::Unit(UnitKey key_, std::optional<Reason> why_exact_)
     : key(std::move(key_)), hash(key.hash()), why_exact(why_exact_) {}
 
-Unit::~Unit() {
+Unit::~Unit() {  // NOLINT(bugprone-exception-escape): the types of its residuals were known when it got them
   if (memory != nullptr) {
     memory->num_units -= has_state ? 1 : 0;
     memory->residual_bytes -= residual_bytes();

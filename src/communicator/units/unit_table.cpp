@@ -34,6 +34,7 @@ void UnitTable::put(const UnitPtr& unit) {
 
 std::vector<UnitPtr> UnitTable::all() const {
   std::vector<UnitPtr> units;
+  units.reserve(units_.size());
   for (const auto& [key, entry] : units_) {
     units.push_back(entry.unit);
   }

@@ -107,6 +107,7 @@ std::vector<UnitPtr> UnitRegistry::units_of(const std::optional<std::vector<Unit
 std::vector<UnitState> UnitRegistry::loaded() const {
   const std::lock_guard lock(mutex_);
   std::vector<UnitState> all;
+  all.reserve(loaded_.size());
   for (const auto& [key, state] : loaded_) {
     all.push_back(state);
   }
