@@ -96,9 +96,9 @@ _last_stats: dict[str, dict[str, Any]] = {}
 def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) -> None:
     """Keep a group's statistics. Called by the native module when torch shuts down the group."""
     if logger.isEnabledFor(logging.INFO) and dist.is_initialized() and dist.get_rank() == 0:
-        from isthmus.report.statistics import group_name
+        from isthmus.report.statistics import group_name, with_notes
 
-        _last_stats[group_name(description, unique_name, _last_stats)] = found
+        _last_stats[group_name(description, unique_name, _last_stats)] = with_notes(found)
 
 
 def _log_summary() -> None:

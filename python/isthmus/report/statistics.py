@@ -79,16 +79,20 @@ def _stats(backend: _C.Backend) -> dict[str, Any]:
 
     reasons = Counter(unit.kept for unit in prepared_units.values() if unit.kept and is_its(unit))
     replaced = ((unit, others) for unit, others in replaced_collectives() if is_its(unit))
+    found = with_notes(found)
+    found["notes"] += filter(None, [*advice.on_kept(reasons), advice.on_replaced(replaced)])
+    return found
+
+
+def with_notes(found: dict[str, Any]) -> dict[str, Any]:
+    """The statistics of a backend, which may be gone, with what to do about them."""
     has_two_tiers = not found["one_tier"]
     notes = [
         "shut down" if has_two_tiers and "cpu" not in found["devices"] else "",
         *(note for _, note in advice.on_exact(found["exact_calls"]) if has_two_tiers),
         advice.on_spikes(found["codec"]["spikes"]),
-        *advice.on_kept(reasons),
-        advice.on_replaced(replaced),
     ]
-    found["notes"] = [note for note in notes if note]
-    return found
+    return found | {"notes": [note for note in notes if note]}
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:

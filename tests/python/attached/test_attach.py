@@ -18,6 +18,7 @@ import isthmus
 from isthmus import backends as _backends
 from isthmus import native
 from isthmus.group import process as _process
+from isthmus.report.statistics import with_notes
 from isthmus.torch_private.models import param_groups_of, section_elements, trainable_indexes
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 from support.checkpoints import (
@@ -76,7 +77,7 @@ def history(model: Any, passes: int) -> list[float]:
 
 def counters(model: nn.Module) -> list[Any]:
     """Return the statistics of the groups that a model is reduced over, without times."""
-    return [without_times(backend.stats()) for backend in backends(model)]
+    return [without_times(with_notes(backend.stats())) for backend in backends(model)]
 
 
 def without_times(value: Any) -> Any:
