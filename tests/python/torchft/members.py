@@ -13,6 +13,7 @@ from torch.distributed import ReduceOp, TCPStore
 from torchft import process_group
 
 from isthmus.torchft import ProcessGroupIsthmus
+from isthmus.units.prepared import Described
 
 Result = TypeVar("Result")
 
@@ -111,7 +112,7 @@ def gradient(rank: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor
 
 def reduce_one(group: ProcessGroupIsthmus, tensor: torch.Tensor, step: int) -> torch.Tensor:
     summed = tensor.clone()
-    with group.reducing(("bucket 0", 0, None, 0, None), lambda: step):
+    with group.reducing(Described("bucket 0"), lambda: step):
         group.allreduce([summed], ReduceOp.SUM).wait()
     if error := group.errored():
         raise error

@@ -17,6 +17,7 @@ from torchft import process_group_test as own
 
 from isthmus import native
 from isthmus.torchft import ProcessGroupIsthmus
+from isthmus.units.prepared import Described
 from python.torchft.members import (
     ELEMENTS,
     SHORT,
@@ -219,7 +220,7 @@ def test_a_wait_that_takes_too_long_fails_the_quorum() -> None:
     with members() as world:
         groups = [world.make() for _ in range(2)]
         world.meet(groups)
-        with groups[0].reducing(("bucket 0", 0, None, 0, None), lambda: 0):
+        with groups[0].reducing(Described("bucket 0"), lambda: 0):
             work = groups[0].allreduce([gradient(0, 0)], ReduceOp.SUM)
         assert work.wait(timedelta(milliseconds=50))
         assert "imed out" in str(groups[0].errored())
