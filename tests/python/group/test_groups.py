@@ -74,19 +74,6 @@ def new_groups_inherit_options_or_take_their_own() -> None:
 
 
 @table
-def members_meet_alone_again_under_a_name_that_torch_gives_twice() -> None:
-    names = set()
-    if dist.get_rank() in (0, 2):
-        for _ in range(2):
-            group = dist.new_group([0, 2], use_local_synchronization=True)
-            names.add(group.group_name)
-            reduce_scatter_works(group)
-            dist.destroy_process_group(group)
-        assert len(names) == 1
-    dist.barrier()
-
-
-@table
 def split() -> None:
     """Twice with the same name, as torch 2.11 does, and one result is dropped."""
     world = dist.distributed_c10d._get_default_group()
