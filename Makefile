@@ -80,7 +80,7 @@ wheels:  ## for each of PYTHONS="3.11 3.12 3.13" and the oldest and the newest t
 	  $(MAKE) wheel VENV=.venv-$$python-$$torch PYTHON=python$$python TORCH=$$torch || exit 1; \
 	done; done
 
-demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (5 to 8 minutes)
+demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (5 to 15 minutes)
 	isthmus bench training $(DEMO_ARGS)
 
 check: CTEST_ARGS = --exclude-regex '^mpi\.'
