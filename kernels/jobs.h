@@ -11,7 +11,7 @@
 
 namespace isthmus::kernels {
 
-using Job = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, TagcEncodeJob, TagcDecodeJob,
-                         TagcFlatEncodeJob, TagcFlatMergeJob, TagcFlatDecodeJob, WeightEncodeJob, WeightDecodeJob>;
+using AnyJob = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, TagcEncodeJob, TagcDecodeJob,
+                            TagcFlatEncodeJob, TagcFlatMergeJob, TagcFlatDecodeJob, WeightEncodeJob, WeightDecodeJob>;
 
 }  // namespace isthmus::kernels

@@ -268,7 +268,7 @@ def main() -> None:
         sys.exit(f"figures {', '.join(unknown)}: expected all, or some of {', '.join(known)}")
     if changed := git("status", "--porcelain", "--", ".", ":!docs"):
         sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
-    from isthmus import native
+    from isthmus.base import native
     from isthmus.benchmarks.common.report import in_words, machine
 
     place = f"{in_words(machine())}, packets of version {native.load().PACKET_VERSION}"

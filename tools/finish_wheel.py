@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from isthmus.native import fitting
+from isthmus.base.native import fitting
 
 # In torch's wheels, or in those that torch requires.
 OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libcudart.so.*", "libnccl.so.*")

@@ -87,7 +87,7 @@ class Reader {
 
   // processors: those that it is attached to.
   int add_host_bridge(hwloc_obj_t processors) {
-    Place root{"host bridge", "", -1, {}, {}};
+    PcieNode root{"host bridge", "", -1, {}, {}};
     if (machine_.numa_nodes.size() == 1) {
       root.numa_node = machine_.numa_nodes[0].index;
     } else if (processors->nodeset != nullptr) {
@@ -119,10 +119,10 @@ class Reader {
     }
     const int place = machine_.add({"switch", bus_id(bridge), above, link_speed(bridge), {}});
     read_below(bridge, place, level);
-    const auto first = std::ranges::find(machine_.pcie, place, &Place::above);
+    const auto first = std::ranges::find(machine_.pcie, place, &PcieNode::above);
     if (first == machine_.pcie.end()) {
       machine_.pcie.resize(place);
-    } else if (level == 1 && std::ranges::count(machine_.pcie, place, &Place::above) == 1) {
+    } else if (level == 1 && std::ranges::count(machine_.pcie, place, &PcieNode::above) == 1) {
       first->above = above;  // what alone is plugged into a port
     }
   }
@@ -148,7 +148,7 @@ class Reader {
   // The place of an adapter, which its functions share.
   int adapter(hwloc_obj_t function, int above) {
     const std::string id = bus_id(function);
-    const auto place = std::ranges::find_if(machine_.pcie, [&](const Place& other) {
+    const auto place = std::ranges::find_if(machine_.pcie, [&](const PcieNode& other) {
       return other.above == above && other.kind == "nic" && other.bus_id.substr(0, 10) == id.substr(0, 10);
     });
     return place != machine_.pcie.end() ? static_cast<int>(place - machine_.pcie.begin())

@@ -108,7 +108,7 @@ Path Machine::path(int number) const {
   return found;
 }
 
-int Machine::add(const Place& place) {
+int Machine::add(const PcieNode& place) {
   pcie.push_back(place);
   return static_cast<int>(pcie.size()) - 1;
 }

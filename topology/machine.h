@@ -98,7 +98,7 @@ struct Link {
 // A place of the PCIe tree. kind: "host bridge", "switch", "gpu" or "nic", which may be several ports of one adapter.
 // Ports of a switch are folded into it. above: in the machine's list; -1 for a host bridge. link_speed_gbit_s: of the
 // link towards the root. numa_node: a host bridge's.
-struct Place {
+struct PcieNode {
   std::string kind;
   std::string bus_id;
   int above = -1;
@@ -107,7 +107,7 @@ struct Place {
 };
 
 // The places from the top of a tree down to a device; none for one that is not in it.
-using Path = std::vector<const Place*>;
+using Path = std::vector<const PcieNode*>;
 
 // source: where the description came from. links: of all devices with all, a row after the other; GPUs come before
 // NICs, each by rising index. pcie: whatever is above another place comes before it; places without devices are of no
@@ -120,7 +120,7 @@ struct Machine {
   std::vector<Gpu> gpus;
   std::vector<Nic> nics;
   std::vector<Link> links;
-  std::vector<Place> pcie;
+  std::vector<PcieNode> pcie;
   std::vector<std::string> notes;
 
   int num_devices() const { return static_cast<int>(gpus.size() + nics.size()); }
@@ -130,7 +130,7 @@ struct Machine {
   const Link& link(int a, int b) const { return links[a * num_devices() + b]; }
   Path path(int device) const;
   // Returns the number of the place.
-  int add(const Place& place);
+  int add(const PcieNode& place);
   // Unless it is there.
   void note(const std::string& text);
 };

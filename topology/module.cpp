@@ -51,7 +51,7 @@ py::list pcie(const Machine& machine) {
   devices.erase(-1);
   std::map<int, py::list> below;
   for (const auto& [place, at] : devices) {
-    const Place& one = machine.pcie[place];
+    const PcieNode& one = machine.pcie[place];
     below[one.above].append(py::dict("kind"_a = one.kind, "bus_id"_a = text(one.bus_id), "devices"_a = at,
                                      "link_speed_gbit_s"_a = one.link_speed_gbit_s, "numa_node"_a = one.numa_node,
                                      "children"_a = below[place]));

@@ -80,15 +80,15 @@ Path between(const Path& a, const Path& b) {
 
 // What bounds each of the ways that are used at once: the links of its places, which the ways over them divide.
 std::vector<double> bounds_of(const std::vector<Path>& ways) {
-  std::map<const Place*, int> num_over;
+  std::map<const PcieNode*, int> num_over;
   for (const Path& way : ways) {
-    for (const Place* place : way) {
+    for (const PcieNode* place : way) {
       ++num_over[place];
     }
   }
   std::vector<double> bounds(ways.size(), kMostGbitS);
   for (size_t way = 0; way < ways.size(); ++way) {
-    for (const Place* place : ways[way]) {
+    for (const PcieNode* place : ways[way]) {
       bounds[way] = std::min(bounds[way], place->link_speed_gbit_s.value_or(kMostGbitS) / num_over[place]);
     }
   }
@@ -225,7 +225,7 @@ Islands find_islands(const Machine& machine) {
     const int beyond = found.gpus[&island == &found.gpus[0] ? 1 : 0][0];
     for (const int gpu : island) {
       ways.push_back(between(machine.path(gpu), machine.path(beyond)));
-      std::erase_if(ways.back(), [&](const Place* place) {  // the other's half of the way
+      std::erase_if(ways.back(), [&](const PcieNode* place) {  // the other's half of the way
         return std::ranges::count(machine.path(gpu), place) == 0;
       });
       for (int other = 0; other < num_gpus; ++other) {

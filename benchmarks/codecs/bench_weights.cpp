@@ -5,7 +5,7 @@
 #include <string>
 
 #include "benchmarks/codecs/measure.h"
-#include "codec/weights/weight_coder.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus::bench {
 namespace {

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 import isthmus
-from isthmus import native
+from isthmus.base import native
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 
 #: The part of a step's bytes whose size no formula knows.

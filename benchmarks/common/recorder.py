@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.benchmarks.common.stage import Place
+from isthmus.benchmarks.common.stage import RankDevice
 
 #: How FSDP2 calls torch.distributed, and which collective that is. It uses the names with "single" from some torch
 #: between 2.11 and 2.15 on.
@@ -72,7 +72,7 @@ class Audit:
     Collective: all ranks construct and call it alike.
     """
 
-    def __init__(self, node_group: dist.ProcessGroup, place: Place) -> None:
+    def __init__(self, node_group: dist.ProcessGroup, place: RankDevice) -> None:
         self._node_group = node_group
         self._place = place
         self._sent_before: int | None = None

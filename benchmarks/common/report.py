@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from isthmus import native
+from isthmus.base import native
 
 
 def report_head(**of_machine: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankDevice:
     """The device of a rank's tensors, and the counter of its node's links. The world group is Gloo's."""
 
     device: str = "cpu"
@@ -61,10 +61,10 @@ class Place:
 
 #: Joins the world (device, seconds that a collective may take, whether links are counted), or says where the rank
 #: stands already.
-Join = Callable[[str, float, bool], Place]
+Join = Callable[[str, float, bool], RankDevice]
 
 
-def join_simulated(device: str, timeout_s: float, counts_links: bool) -> Place:
+def join_simulated(device: str, timeout_s: float, counts_links: bool) -> RankDevice:
     """Join the world of a `RankWorld`. Ranks share the machine's cores: each computes on one thread.
 
     On the GPU of its index in the node, if the device is "cuda".
@@ -77,7 +77,7 @@ def join_simulated(device: str, timeout_s: float, counts_links: bool) -> Place:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     counts = counts_links and os.environ["LOCAL_RANK"] == "0"
     interface = os.environ["GLOO_SOCKET_IFNAME"]
-    return Place(device, (lambda: interfaces_sent_bytes()[interface]) if counts else None)
+    return RankDevice(device, (lambda: interfaces_sent_bytes()[interface]) if counts else None)
 
 
 def sum_of_counts(counts: Iterable[int | None]) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus import native
+from isthmus.base import native
 from isthmus.benchmarks.common.report import machine, versions
 from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.convergence.arms import CodecArm

@@ -18,9 +18,10 @@ from rich.console import Console
 from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
-from isthmus.backends import backend_of
+from isthmus.base.backends import backend_of
+from isthmus.base.job import refuse
 from isthmus.benchmarks.common.report import print_machine
-from isthmus.benchmarks.common.stage import Join, Place, Stage, plain_backend
+from isthmus.benchmarks.common.stage import Join, RankDevice, Stage, plain_backend
 from isthmus.benchmarks.here.cluster import (
     Member,
     check_alike,
@@ -39,7 +40,6 @@ from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import meet
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import machine_identity
-from isthmus.job import refuse
 
 A = TypeVar("A", bound=HereConfig)
 MakeWorker = Callable[[Join], object]
@@ -156,7 +156,7 @@ def _set_up(arguments: A, make_worker: MakeWorker) -> tuple[A, Stage]:
         ask_for_connections()
         torch.cuda.set_device(gpu_index(rank, members))
     nodes, ranks_per_node, source = _find_nodes(arguments, members)
-    place = Place(device, counter if count_on(rank, members) else None)
+    place = RankDevice(device, counter if count_on(rank, members) else None)
     worker = make_worker(lambda *_: place)
 
     def request(name: str, silence_timeout_s: float, on_event: Emit = ignore, **arguments: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from isthmus import native
+from isthmus.base import native
 from isthmus.benchmarks.simulate.mps import Mps, open_mps
 from isthmus.group.cuda import find_gpu, why_no_gpu
 from isthmus.group.nodes.islands import find_island, instead

@@ -12,7 +12,7 @@ from isthmus.benchmarks.simulate.network import Network
 _PORT = 29510
 
 
-class Job:
+class ElasticJob:
     """Members on the first nodes of a network, and the lighthouse on the last one.
 
     member: words that start one, before its number, its address and the lighthouse's. What they print goes to folder.

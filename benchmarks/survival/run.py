@@ -15,7 +15,7 @@ from rich.table import Table
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.report import print_machine
 from isthmus.benchmarks.simulate.network import MAX_NODES, open_network, parse_link_rate
-from isthmus.benchmarks.survival.job import Job
+from isthmus.benchmarks.survival.job import ElasticJob
 from isthmus.plan.ranges import check_names
 
 _SETTLE_S = 20  # until all members take part for the first time
@@ -78,7 +78,7 @@ def _run_arm(config: SurvivalConfig, arm: str, folder: Path, console: Console) -
     with open_network(config.members + 1) as network:
         if network.has_links:
             network.shape(config.link)
-        with Job(network, folder, member, {}, _HEARTBEAT_TIMEOUT_S) as job:
+        with ElasticJob(network, folder, member, {}, _HEARTBEAT_TIMEOUT_S) as job:
             for number in range(config.members):
                 job.start(number)
             while min(len(_steps(folder, number)) for number in range(config.members)) < 2:

@@ -17,6 +17,7 @@ from isthmus.benchmarks.common.model import ByteGpt
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.model.layout import Parameter
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes
 from isthmus.plan.report import figures_table
@@ -24,7 +25,6 @@ from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import ARMS, DDP_BF16, strategies_named
 from isthmus.plan.units import Unit, units_of
 from isthmus.plan.volumes import Collective, sent_bytes, world_formula
-from isthmus.units.layout import Parameter
 
 _WEIGHTS = "all_gather"
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a

@@ -23,7 +23,7 @@ struct PacketContext {
   // each replay of a graph.
   const DeviceContext* on_device = nullptr;
   DeviceContext* counted = nullptr;  // encode_pieces() and decode_shard() on a GPU end by counting a step there
-  ResidualGuard* guard = nullptr;    // to which codecs with a residual show how large values are; null: to none
+  Magnitudes* magnitudes = nullptr;  // to which codecs with a residual show how large values are; null: to none
 
   PacketContext of_packet(int p) const;
 };
@@ -86,7 +86,7 @@ struct CodecCounts {
   int64_t held_back_elements = 0;  // chosen, but would not peel: they stay in the residual (two tiers)
   int64_t estimated_elements = 0;  // did not peel, so that the receiver estimates them (flat)
   int64_t non_finite_blocks = 0;   // blocks with NaN or Inf, whose residual stays as it was
-  int64_t spikes = 0;              // residuals that Device::guard_residual() dropped
+  int64_t spikes = 0;              // residuals that Device::drop_residual_after_spike() dropped
 
   CodecCounts& operator+=(const CodecCounts& other);
 };

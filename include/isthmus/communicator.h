@@ -121,9 +121,9 @@ class Communicator {
   const NodeMap& node_map() const;
 
  private:
-  struct Parts;
+  struct Impl;
   class Gather;
-  const std::unique_ptr<Parts> parts_;
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace isthmus

@@ -114,10 +114,10 @@ class Device {
   virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
   virtual void next_step(DeviceContext* context, Stream stream) = 0;
 
-  // Called when all of a step is encoded that `guard` was shown. If values were far larger than in the steps before,
-  // the residual (float32) becomes zeros: the step will be thrown away, or is worth more than what is left of it.
-  // Returns what is known of it at once.
-  virtual CodecCounts guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) = 0;
+  // Called when all of a step is encoded that `magnitudes` was shown. If values were far larger than in the steps
+  // before, the residual (float32) becomes zeros: the step will be thrown away, or is worth more than what is left of
+  // it. Returns what is known of it at once.
+  virtual CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) = 0;
 
   // What its codecs counted since the last reset, as far as it is known by now, without encoded_elements. On the CPU
   // the calls return their counts instead.

@@ -13,8 +13,8 @@ struct DeviceContext {
 };
 
 // How large the values were that became packets, with their residual, by levels: multiples of a binary exponent, above
-// 0, which stands for zeros. See kernels/block/residual_guard.h.
-struct ResidualGuard {
+// 0, which stands for zeros. See kernels/block/magnitudes.h.
+struct Magnitudes {
   uint32_t largest = 0;  // in this step
   uint32_t usual = 0;    // in steps before; 0: there was none
   uint32_t arrived = 0;  // groups of threads that reached the end of a pass

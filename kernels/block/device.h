@@ -10,7 +10,7 @@
 namespace isthmus::kernels {
 
 using isthmus::DeviceContext;
-using isthmus::ResidualGuard;
+using isthmus::Magnitudes;
 
 // Counts in device memory, which the owner zeroes.
 struct DeviceCounts {

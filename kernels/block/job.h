@@ -27,7 +27,7 @@ struct EncodeJobBase {
   uint8_t* packet;
   int64_t packet_bytes;
   DeviceCounts* counts;
-  ResidualGuard* guard;  // shared by all pieces; null: nobody asks how large values are
+  Magnitudes* magnitudes;  // shared by all pieces; null: nobody asks how large values are
 
   int64_t num_pieces;  // how many pieces are encoded
   int64_t left_out;    // place of the piece that is not encoded and has no residual; num_pieces: none

@@ -1,7 +1,7 @@
 // Steps that several passes share. A pass is a function object that all threads of several groups run; it may be cut
 // into any number of groups of any size. On CUDA it is a kernel (kernels/cuda/executor.cuh); tests emulate groups.
 //
-// kernels/<codec>/sequence.h has run_passes(executor, job) for each job of a codec: its passes in their order. An
+// kernels/<codec>/run_passes.h has run_passes(executor, job) for each job of a codec: its passes in their order. An
 // Executor has
 //
 //   clear(void* memory, int64_t bytes)

@@ -112,7 +112,7 @@ class CudaExecutor {
 
 namespace isthmus::kernels {
 
-// For kernels/<codec>/cuda.cu, which includes the sequence.h of the codec. Finds the run_passes() of the job by the
+// For kernels/<codec>/cuda.cu, which includes the run_passes.h of the codec. Finds the run_passes() of the job by the
 // executor's namespace.
 template <typename Job>
 void cuda_run(const Job& job, void* stream) {

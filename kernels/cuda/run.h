@@ -36,7 +36,7 @@ void cuda_add(ConstBuffer values, Buffer sums, void* stream);
 // sums on every device.
 void cuda_add_squared_error(const SquaredErrorJob& job, void* stream);
 
-// Device::guard_residual(), whose count is added to `counts`.
-void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream);
+// Device::drop_residual_after_spike(), whose count is added to `counts`.
+void cuda_drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, DeviceCounts* counts, void* stream);
 
 }  // namespace isthmus::kernels

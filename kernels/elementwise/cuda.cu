@@ -1,5 +1,5 @@
 #include "kernels/cuda/executor.cuh"
-#include "kernels/elementwise/sequence.h"
+#include "kernels/elementwise/run_passes.h"
 
 namespace isthmus::kernels {
 
@@ -45,9 +45,9 @@ void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
   cuda::add_squared_error(executor, job);
 }
 
-void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream) {
+void cuda_drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, DeviceCounts* counts, void* stream) {
   cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
-  cuda::guard_residual(executor, guard, residual, counts);
+  cuda::drop_residual_after_spike(executor, magnitudes, residual, counts);
 }
 
 }  // namespace isthmus::kernels

@@ -1,4 +1,5 @@
-// Arithmetic on whole buffers, and guards of residuals, on many groups: what buffer.h and host.cpp have for the CPU.
+// Arithmetic on whole buffers, and residuals after a spike, on many groups: what buffer.h and host.cpp have for the
+// CPU.
 #pragma once
 
 #include <bit>
@@ -7,8 +8,8 @@
 #include "kernels/block/device.h"
 #include "kernels/block/float_types.h"
 #include "kernels/block/job.h"
+#include "kernels/block/magnitudes.h"
 #include "kernels/block/passes.h"
-#include "kernels/block/residual_guard.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -169,26 +170,26 @@ struct AddSquaredError {
   }
 };
 
-// Zeros the residual after a spike, and begins the guard's next step. Otherwise it reads the guard alone.
-struct GuardResidual {
+// Zeros the residual after a spike, and begins the next step's magnitudes. Otherwise it reads magnitudes alone.
+struct DropResidualAfterSpike {
   static constexpr int64_t kMaxGroups = 256;
 
-  ResidualGuard* guard;
+  Magnitudes* magnitudes;
   float* residual;
   int64_t num_elements;
   DeviceCounts* counts;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const bool drops = is_spike(*guard);
+    const bool drops = is_spike(*magnitudes);
     if (drops) {
       for_each_of_all(group, num_elements, [&](int64_t i) { residual[i] = 0; });
     }
-    if (group.is_last(guard->arrived) && group.thread() == 0) {
+    if (group.is_last(magnitudes->arrived) && group.thread() == 0) {
       if (drops) {
         group.fetch_add(counts->spikes, uint64_t{1});  // lanes of pieces and results count at once
       }
-      next_step(*guard);
+      next_step(*magnitudes);
     }
   }
 };

@@ -1,5 +1,5 @@
 #include "kernels/cuda/executor.cuh"
-#include "kernels/none/sequence.h"
+#include "kernels/none/run_passes.h"
 
 namespace isthmus::kernels {
 

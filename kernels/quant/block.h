@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/block/residual_guard.h"
+#include "kernels/block/magnitudes.h"
 #include "kernels/quant/lane_math.h"
 #include "kernels/quant/layout.h"
 
@@ -193,7 +193,7 @@ struct QuantRows {
 
 // Encodes the first `num_groups` groups of a block, the rest as missing; with no groups it writes nothing. `scales` and
 // `words` (QuantWords or its like) are the block's own. Returns how many groups hold NaN or Inf. `level` becomes that
-// of the largest group (residual_guard.h), if it was lower.
+// of the largest group (magnitudes.h), if it was lower.
 template <typename Lanes, typename Piece, bool kFeedback, typename Words>
 ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
                                int num_groups, const QuantRows<Piece, kFeedback, Lanes>& piece, uint16_t* scales,

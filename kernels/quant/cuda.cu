@@ -1,5 +1,5 @@
 #include "kernels/cuda/executor.cuh"
-#include "kernels/quant/sequence.h"
+#include "kernels/quant/run_passes.h"
 
 namespace isthmus::kernels {
 

@@ -50,7 +50,7 @@ struct QuantLayout {
 struct QuantKernels {
   // residual: null without error feedback; else it is added to the piece, and becomes the error of what is sent.
   // Returns how many groups hold NaN or Inf: their scale is NaN, and their residual is left as it was. With a residual,
-  // `level` becomes that of the largest other group (residual_guard.h), if it was lower.
+  // `level` becomes that of the largest other group (magnitudes.h), if it was lower.
   int64_t (*encode)(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
                     float* residual, uint16_t* scales, uint32_t* words, uint32_t& level);
 

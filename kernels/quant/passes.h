@@ -132,8 +132,8 @@ struct QuantizeBlocks {
     for_each_in_step(group, job.shape.num_blocks, [&](const auto& lanes, int64_t block) {
       checksum.add(0, encode(group, lanes, quantizer, seed, block, level));
     });
-    if (kFeedback && job.guard != nullptr && level > job.guard->largest) {
-      group.fetch_max(job.guard->largest, level);
+    if (kFeedback && job.magnitudes != nullptr && level > job.magnitudes->largest) {
+      group.fetch_max(job.magnitudes->largest, level);
     }
     checksum.write_part_of(group, 0, job.parts, 0);
     if (group.group_number() == 0) {

@@ -1,5 +1,5 @@
 #include "kernels/cuda/executor.cuh"
-#include "kernels/tagc/sequence.h"
+#include "kernels/tagc/run_passes.h"
 
 namespace isthmus::kernels {
 

@@ -1,5 +1,5 @@
 #include "kernels/cuda/executor.cuh"
-#include "kernels/weights/sequence.h"
+#include "kernels/weights/run_passes.h"
 
 namespace isthmus::kernels {
 

@@ -8,7 +8,7 @@
 
 namespace isthmus::kernels {
 
-// The 64 bytes of WeightHeader (src/codec/weights/weight_packet.h), as words.
+// The 64 bytes of WeightHeader (kernels/weights/weight_packet.h), as words.
 inline constexpr int kWeightHeaderWords = 8;
 inline constexpr int64_t kWeightHeaderBytes = int64_t{8} * kWeightHeaderWords;
 inline constexpr int kWeightIdentity = 0;  // magic, version, type; above 48 bits the sender

@@ -28,13 +28,9 @@ def _torch_will_autoload() -> bool:
 if TYPE_CHECKING:
     from isthmus import weights
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
-    from isthmus.attached.attach import attach, detach
-    from isthmus.report.explain import explain
-    from isthmus.report.loggers import log_to
-    from isthmus.report.statistics import reset_stats, stats
-    from isthmus.report.summary import summary
-    from isthmus.residuals.saved_state import LoadReport
-    from isthmus.residuals.state import (
+    from isthmus.model.attach import attach, detach
+    from isthmus.model.prepare import prepare, unit
+    from isthmus.model.residuals import (
         begin_step,
         clear_residuals,
         load_checkpoint,
@@ -43,7 +39,11 @@ if TYPE_CHECKING:
         skip_step,
         state_dict,
     )
-    from isthmus.units.prepare import prepare, unit
+    from isthmus.model.saved_state import LoadReport
+    from isthmus.report.explain import explain
+    from isthmus.report.loggers import log_to
+    from isthmus.report.statistics import reset_stats, stats
+    from isthmus.report.summary import summary
 
 __all__ = [
     "Error",
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"isthmus.{module}"), name)
-    from isthmus import native
+    from isthmus.base import native
 
     return getattr(native.load(), name)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from isthmus import native as _native
+from isthmus.base import native as _native
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

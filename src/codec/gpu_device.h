@@ -18,7 +18,7 @@ namespace isthmus {
 class DeviceLauncher {
  public:
   virtual ~DeviceLauncher() = default;
-  virtual void run(const kernels::Job& job, Stream stream) = 0;
+  virtual void run(const kernels::AnyJob& job, Stream stream) = 0;
 };
 
 // What the codecs of one device share. `counts` and `fault` are in the device's memory.

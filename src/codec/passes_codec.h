@@ -67,7 +67,7 @@ class PassesCodec final : public Codec {
     job.packet = packet.as<uint8_t>();
     job.residual = keeps_residual() ? set.residual(0).template as<float>() : nullptr;
     job.counts = device_.counts;
-    job.guard = context.guard;
+    job.magnitudes = context.magnitudes;
     job.counted = context.counted;
     job.num_pieces = num_pieces;
     job.left_out = set.left_out;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "communicator/path/flat_path.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_path.h"
 #include "communicator/plan/reduction_planner.h"
@@ -31,7 +32,7 @@ Options validated(Options options) {
   return options;
 }
 
-std::unique_ptr<TwoTierPath> make_path(const TierSet& tiers, Device& device, const Options& options) {
+std::unique_ptr<Path> make_path(const TierSet& tiers, Device& device, const Options& options) {
   if (options.is_flat()) {
     return std::make_unique<FlatPath>(tiers, device, options);
   }
@@ -63,8 +64,8 @@ void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
 }  // namespace
 
 // The parts of a communicator. It runs collectives, and handles failures and phases.
-struct Communicator::Parts {
-  Parts(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
+struct Communicator::Impl {
+  Impl(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
       : device(std::move(given_device)),
         options(validated(std::move(given_options))),
         tiers(std::move(map), rank, std::move(given_tiers), options.is_flat()),
@@ -87,7 +88,7 @@ struct Communicator::Parts {
 
   // Calls body(), a part of a collective. If it throws, aborts the communicator.
   template <typename Body>
-  void guard(Collective collective, const Body& body) {
+  void abort_on_error(Collective collective, const Body& body) {
     try {
       try {
         body();
@@ -122,7 +123,7 @@ struct Communicator::Parts {
   EventPtr run(Collective collective, const CallerStreams& caller, const Body& body) {
     throw_if_faulted();
     EventPtr done;
-    guard(collective, [&] {
+    abort_on_error(collective, [&] {
       std::optional<Run> run;
       start(run, collective, caller);
       body(*run);
@@ -149,7 +150,7 @@ struct Communicator::Parts {
         std::exchange(run.same_units, nullptr)->wait();
       }
       reduce(run, plan);
-      if (plan.drains) {
+      if (plan.sends_residual) {
         plan.unit->drop_residuals();
       }
       run.unit = &plan.unit->key;
@@ -221,7 +222,7 @@ struct Communicator::Parts {
   const std::shared_ptr<Device> device;
   const Options options;
   const TierSet tiers;
-  const std::unique_ptr<const TwoTierPath> path;
+  const std::unique_ptr<const Path> path;
   std::atomic<Phase> phase = Phase::kIdle;
   Statistics statistics;
   GroupUnits units;
@@ -237,20 +238,20 @@ struct Communicator::Parts {
 // A gather of weights, from its begin to its end.
 class Communicator::Gather final : public WeightGather, public GatherUnderWay {
  public:
-  Gather(Parts& parts, ConstBuffer shard_, Buffer gathered_, UnitPtr unit_)
-      : GatherUnderWay(shard_, gathered_, std::move(unit_)), parts_(parts) {}
+  Gather(Impl& impl, ConstBuffer shard_, Buffer gathered_, UnitPtr unit_)
+      : GatherUnderWay(shard_, gathered_, std::move(unit_)), impl_(impl) {}
 
   static WeightGatherPtr begin(const std::shared_ptr<Gather>& self, Stream stream) {
-    Parts& parts = self->parts_;
-    parts.units.require_own(*self->unit);
-    parts.throw_if_faulted();
-    parts.guard(Collective::kAllGather, [&] {
-      parts.start(self->run, Collective::kAllGather, {stream, {}});
-      parts.units.take(self->unit);
+    Impl& impl = self->impl_;
+    impl.units.require_own(*self->unit);
+    impl.throw_if_faulted();
+    impl.abort_on_error(Collective::kAllGather, [&] {
+      impl.start(self->run, Collective::kAllGather, {stream, {}});
+      impl.units.take(self->unit);
       self->run->unit = &self->unit->key;
       self->run->record = self->unit->record.get();
-      parts.weights.begin(self);
-      parts.tiers.take_counts(self->run->counters, self->run->peer_waits);
+      impl.weights.begin(self);
+      impl.tiers.take_counts(self->run->counters, self->run->peer_waits);
       self->begun_ = self->is_over() ? self->end() : self->run->end();
     });
     return self;
@@ -260,9 +261,9 @@ class Communicator::Gather final : public WeightGather, public GatherUnderWay {
 
   void wait_for_headers() override {
     if (run) {
-      parts_.guard(Collective::kAllGather, [&] {
-        parts_.phase = Phase::kInterHeaders;
-        parts_.weights.wait_for_headers(begun_);
+      impl_.abort_on_error(Collective::kAllGather, [&] {
+        impl_.phase = Phase::kInterHeaders;
+        impl_.weights.wait_for_headers(begun_);
       });
     }
   }
@@ -270,10 +271,10 @@ class Communicator::Gather final : public WeightGather, public GatherUnderWay {
   EventPtr finish() override {
     wait_for_headers();
     if (run) {
-      parts_.throw_if_faulted();
-      parts_.guard(Collective::kAllGather, [&] {
-        parts_.weights.finish(*this);
-        parts_.tiers.take_counts(run->counters, run->peer_waits);
+      impl_.throw_if_faulted();
+      impl_.abort_on_error(Collective::kAllGather, [&] {
+        impl_.weights.finish(*this);
+        impl_.tiers.take_counts(run->counters, run->peer_waits);
         end();
       });
     }
@@ -282,33 +283,33 @@ class Communicator::Gather final : public WeightGather, public GatherUnderWay {
 
  private:
   EventPtr end() {
-    done_ = parts_.end(*run);
+    done_ = impl_.end(*run);
     run.reset();
     return done_;
   }
 
-  Parts& parts_;
+  Impl& impl_;
   EventPtr begun_;
   EventPtr done_;  // of the whole gather, once it is over
 };
 
 Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, std::shared_ptr<Device> device)
-    : parts_(std::make_unique<Parts>(std::move(map), rank, std::move(tiers), std::move(options), std::move(device))) {}
+    : impl_(std::make_unique<Impl>(std::move(map), rank, std::move(tiers), std::move(options), std::move(device))) {}
 
 Communicator::~Communicator() = default;
 
 EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream,
                                       std::optional<Stream> input_stream) {
-  const int num_ranks = parts_->tiers.world_size();
+  const int num_ranks = impl_->tiers.world_size();
   ISTHMUS_CHECK(Error, gradient.dtype != DataType::kByte && gradient.dtype == shard.dtype, "reduce_scatter of ",
                 to_string(gradient.dtype), " into ", to_string(shard.dtype), ": expected one floating type");
   ISTHMUS_CHECK(Error, gradient.num_elements == shard.num_elements * num_ranks, "reduce_scatter of ",
                 gradient.num_elements, " elements over ", num_ranks, " ranks into ", shard.num_elements, ": expected ",
                 num_ranks, " chunks of the shard's size");
   check_reduction(reduction, Collective::kReduceScatter, gradient, num_ranks);
-  return parts_->run_reduction(reduction, {stream, input_stream}, [&](Run& run, const ReductionPlan& plan) {
+  return impl_->run_reduction(reduction, {stream, input_stream}, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
-      parts_->path->reduce_scatter(run, plan, gradient, shard);
+      impl_->path->reduce_scatter(run, plan, gradient, shard);
     }
   });
 }
@@ -316,50 +317,50 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
 EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Stream stream) {
   ISTHMUS_CHECK(Error, data.dtype != DataType::kByte, "all_reduce of ", to_string(data.dtype),
                 ": expected a floating type");
-  check_reduction(reduction, Collective::kAllReduce, data, parts_->tiers.world_size());
-  return parts_->run_reduction(reduction, {stream, {}}, [&](Run& run, const ReductionPlan& plan) {
+  check_reduction(reduction, Collective::kAllReduce, data, impl_->tiers.world_size());
+  return impl_->run_reduction(reduction, {stream, {}}, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
-      parts_->path->all_reduce(run, plan, data);
+      impl_->path->all_reduce(run, plan, data);
     }
   });
 }
 
 EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream stream) {
-  check_all_gather(parts_->tiers.world_size(), shard, gathered);
-  return parts_->run(Collective::kAllGather, {stream, {}}, [&](Run& run) {
+  check_all_gather(impl_->tiers.world_size(), shard, gathered);
+  return impl_->run(Collective::kAllGather, {stream, {}}, [&](Run& run) {
     if (shard.num_elements > 0) {
-      parts_->path->all_gather(run, shard, gathered);
+      impl_->path->all_gather(run, shard, gathered);
     }
   });
 }
 
 WeightGatherPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
-  check_all_gather(parts_->tiers.world_size(), shard, gathered);
+  check_all_gather(impl_->tiers.world_size(), shard, gathered);
   check_unit(unit, Collective::kAllGather, gathered, unit != nullptr ? unit->key.num_elements : 0);
-  return Gather::begin(std::make_shared<Gather>(*parts_, shard, gathered, unit), stream);
+  return Gather::begin(std::make_shared<Gather>(*impl_, shard, gathered, unit), stream);
 }
 
-Phase Communicator::phase() const { return parts_->phase; }
+Phase Communicator::phase() const { return impl_->phase; }
 
-void Communicator::throw_if_faulted() { parts_->throw_if_faulted(); }
+void Communicator::throw_if_faulted() { impl_->throw_if_faulted(); }
 
 void Communicator::abort(std::vector<std::function<void()>> beside) {
-  parts_->fail("abort() was called", std::move(beside));
+  impl_->fail("abort() was called", std::move(beside));
 }
 
 bool Communicator::is_aborted() const {
-  const std::lock_guard lock(parts_->mutex);
-  return !parts_->failure.empty();
+  const std::lock_guard lock(impl_->mutex);
+  return !impl_->failure.empty();
 }
 
-UnitStates& Communicator::units() { return parts_->units; }
+UnitStates& Communicator::units() { return impl_->units; }
 
-Stats Communicator::stats() { return parts_->statistics.snapshot(); }
+Stats Communicator::stats() { return impl_->statistics.snapshot(); }
 
-void Communicator::reset_stats() { parts_->statistics.reset(); }
+void Communicator::reset_stats() { impl_->statistics.reset(); }
 
-Device& Communicator::device() const { return *parts_->device; }
+Device& Communicator::device() const { return *impl_->device; }
 
-const NodeMap& Communicator::node_map() const { return parts_->tiers.map(); }
+const NodeMap& Communicator::node_map() const { return impl_->tiers.map(); }
 
 }  // namespace isthmus

@@ -8,12 +8,12 @@
 #include <new>
 #include <vector>
 
-#include "codec/weights/device.h"
 #include "cuda/cuda_calls.h"
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
 #include "kernels/cuda/run.h"
+#include "kernels/weights/device.h"
 
 namespace isthmus {
 namespace {
@@ -338,9 +338,10 @@ kernels::DeviceCounts CudaDevice::read_counts() {
   return copied;
 }
 
-CodecCounts CudaDevice::guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) {
-  launch_on(ordinal(),
-            [&] { kernels::cuda_guard_residual(guard, residual, &implementation_->words()->counts, stream.handle); });
+CodecCounts CudaDevice::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
+  launch_on(ordinal(), [&] {
+    kernels::cuda_drop_residual_after_spike(magnitudes, residual, &implementation_->words()->counts, stream.handle);
+  });
   return {};
 }
 

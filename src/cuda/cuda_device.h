@@ -63,7 +63,7 @@ class CudaDevice : public GpuDevice {
   void set_context(DeviceContext* context, PacketContext value, Stream stream) override;
   void next_step(DeviceContext* context, Stream stream) override;
 
-  CodecCounts guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) override;
+  CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override;
 
   void throw_if_faulted() override;
 

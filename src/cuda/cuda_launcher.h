@@ -34,7 +34,7 @@ class CudaLauncher final : public DeviceLauncher {
  public:
   CudaLauncher(int ordinal, MappedFaults* faults) : ordinal_(ordinal), faults_(faults) {}
 
-  void run(const kernels::Job& job, Stream stream) override {
+  void run(const kernels::AnyJob& job, Stream stream) override {
     const auto run_on = [&](const auto& each) {
       launch_on(ordinal_, [&] { kernels::cuda_run(with_mapped_fault(each), stream.handle); });
     };

@@ -11,11 +11,11 @@
 
 #include "fake_runtime.h"
 #include "kernels/cuda/run.h"
-#include "kernels/elementwise/sequence.h"
-#include "kernels/none/sequence.h"
-#include "kernels/quant/sequence.h"
-#include "kernels/tagc/sequence.h"
-#include "kernels/weights/sequence.h"
+#include "kernels/elementwise/run_passes.h"
+#include "kernels/none/run_passes.h"
+#include "kernels/quant/run_passes.h"
+#include "kernels/tagc/run_passes.h"
+#include "kernels/weights/run_passes.h"
 #include "tests/cpp/support/job_uses.h"
 #include "tests/cpp/support/one_thread.h"
 

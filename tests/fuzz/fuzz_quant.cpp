@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "codec/quant/host.h"
+#include "kernels/quant/host.h"
 #include "kernels/quant/layout.h"
 #include "tests/fuzz/packets.h"
 

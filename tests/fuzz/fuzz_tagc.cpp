@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "codec/tagc/host.h"
-#include "codec/tagc/settings.h"
+#include "kernels/tagc/host.h"
+#include "kernels/tagc/settings.h"
 #include "tests/fuzz/packets.h"
 
 using namespace isthmus;

@@ -1,6 +1,6 @@
 // Index and sketch of flat tagc, which carry no header: whatever arrives, decoding ends and stays inside its memory.
 
-#include "codec/tagc/flat.h"
+#include "kernels/tagc/flat.h"
 #include "tests/fuzz/packets.h"
 
 using namespace isthmus;

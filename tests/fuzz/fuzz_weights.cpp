@@ -2,7 +2,7 @@
 // place.
 #include <algorithm>
 
-#include "codec/weights/weight_packet.h"
+#include "kernels/weights/weight_packet.h"
 #include "tests/fuzz/packets.h"
 
 using namespace isthmus;

@@ -15,7 +15,7 @@ def main() -> int:
     start = time.monotonic()
     import isthmus
     from isthmus import _build_info
-    from isthmus import native as _native
+    from isthmus.base import native as _native
 
     _native.load()
     place = Path(isthmus.__file__).resolve()

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from isthmus import backends as _backends
-from isthmus import native as _native
-from isthmus.units import models as _models
+from isthmus.base import backends as _backends
+from isthmus.base import native as _native
+from isthmus.model import models as _models
 from support.tested_codecs import Options
 
 WIDTH = 24

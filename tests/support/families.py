@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 import isthmus
-from isthmus.backends import backends_of
+from isthmus.base.backends import backends_of
 from isthmus.torch_private.groups import all_groups
 from support.checks import Table
 from support.limits import OPERATION_S

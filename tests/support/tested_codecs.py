@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import isthmus
-from isthmus import native as _native
+from isthmus.base import native as _native
 
 Options = dict[str, Any]
 

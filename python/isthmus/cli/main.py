@@ -46,7 +46,7 @@ def topo(
         if measure:
             if recorded is not None or nodes is not None:
                 raise ValueError("--measure: no other option but --json; ISTHMUS_NODES says how nodes are made")
-            from isthmus.group.measure import measure_world
+            from isthmus.cli.measure import measure_world
 
             return measure_world(console(), json)
         from isthmus import _topology

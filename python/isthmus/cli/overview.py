@@ -53,7 +53,7 @@ def overview(machine: Machine, nodes_text: str | None) -> Facts:
 
 
 def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
-    from isthmus import native
+    from isthmus.base import native
 
     grid = re.fullmatch(r"(\d{1,7})x(\d{1,7})", text)
     num_ranks = int(grid[1]) * int(grid[2]) if grid else len(re.findall(r"\d+", text))

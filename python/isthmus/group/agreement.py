@@ -16,18 +16,18 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import native
-from isthmus.backends import agreed_texts
-from isthmus.error_reports import on_all
+from isthmus.base import native
+from isthmus.base.backends import agreed_texts
+from isthmus.base.error_reports import on_all
+from isthmus.base.job import this_job
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
-from isthmus.group.gloo import Group
+from isthmus.group.gloo import GroupRanks
 from isthmus.group.meeting import exchange, meet
 from isthmus.group.nodes import node_map
 from isthmus.group.nodes.islands import ISLANDS, find_island, instead
 from isthmus.group.nodes.node_map import Nodes, Surroundings, different_options, told_by_ranks
-from isthmus.group.rails import Place, find_place
-from isthmus.job import this_job
+from isthmus.group.rails import GpuPlace, find_gpu_place
 from isthmus.torch_private.groups import job_store
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Introduction:
     surroundings: Surroundings = field(default_factory=Surroundings)
     options: dict[str, str] | None = None
     gpu: Gpu = field(default_factory=Gpu)
-    place: Place = field(default_factory=Place)
+    place: GpuPlace = field(default_factory=GpuPlace)
     error: str = ""
     #: Why it has no place in its job.
     misplaced: str = ""
@@ -57,11 +57,11 @@ class Introduction:
         """Undo `dataclasses.asdict` and `json.dumps`."""
         values = json.loads(text)
         surroundings = Surroundings.from_json(values["surroundings"])
-        parts = {"surroundings": surroundings, "gpu": Gpu(**values["gpu"]), "place": Place(**values["place"])}
+        parts = {"surroundings": surroundings, "gpu": Gpu(**values["gpu"]), "place": GpuPlace(**values["place"])}
         return cls(**values | parts)
 
 
-def agree(group: Group, given_options: Any) -> tuple[Group, _C.Options, list[Introduction]]:
+def agree(group: GroupRanks, given_options: Any) -> tuple[GroupRanks, _C.Options, list[Introduction]]:
     """Return the group, its store under a prefix of its own, this rank's options and each rank's introduction.
 
     The options fit the others'. Raises alike on all ranks.
@@ -96,7 +96,7 @@ def agree(group: Group, given_options: Any) -> tuple[Group, _C.Options, list[Int
     return group, options, introductions
 
 
-def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
+def _introduce(group: GroupRanks, given_options: Any) -> tuple[_C.Options | None, Introduction]:
     """Read this rank's options and node. Sends errors in them to the other ranks and raises none."""
     try:
         core = native.load()
@@ -120,14 +120,14 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
     bus_id = introduction.gpu.bus_id
     is_whole_job = group.size == group.world_size > 1 and group.node is None
     try:
-        place = find_place(bus_id) if is_whole_job and bus_id else Place()
+        place = find_gpu_place(bus_id) if is_whole_job and bus_id else GpuPlace()
         surroundings = _find_surroundings(group, options, introduction.gpu)
         return options, replace(introduction, surroundings=surroundings, place=place)
     except Exception as error:
         return options, replace(introduction, misplaced=str(error))
 
 
-def _find_surroundings(group: Group, options: _C.Options, gpu: Gpu) -> Surroundings:
+def _find_surroundings(group: GroupRanks, options: _C.Options, gpu: Gpu) -> Surroundings:
     """Describe this rank's node in its job, and join the job's MPI if the options want it."""
     global_rank = group.global_ranks[group.rank]
     if options.uses_mpi:
@@ -148,7 +148,7 @@ def _find_surroundings(group: Group, options: _C.Options, gpu: Gpu) -> Surroundi
     return surroundings
 
 
-def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
+def place(group: GroupRanks, introductions: Sequence[Introduction]) -> Nodes:
     """Return the group's node map, and remember for its subgroups whether the launcher's variables can be trusted.
 
     A group beyond the job counts as one node.
@@ -165,7 +165,7 @@ def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
     return nodes
 
 
-def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
+def _complaint(group: GroupRanks, introductions: Sequence[Introduction]) -> str:
     """Return why these ranks cannot form a group, "" if they can; the same text on every rank."""
     ranks = group.global_ranks
     if group.beyond_job:  # nothing is compressed there, and its ranks may have the variables of several jobs
@@ -174,7 +174,7 @@ def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
     return errors or different_options(ranks, [introduction.options or {} for introduction in introductions])
 
 
-def _leave_together(group: Group) -> None:
+def _leave_together(group: GroupRanks) -> None:
     """Wait until every rank has read the introductions: the first rank to leave may host the store."""
     try:
         if group.store.add("read", 1) == group.size:

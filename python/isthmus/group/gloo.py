@@ -16,7 +16,7 @@ from isthmus.torch_private.groups import make_gloo
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupRanks:
     """The ranks that make a group, and the store they meet at."""
 
     store: Store  # from `agree` on under a prefix that these ranks alone use
@@ -44,7 +44,7 @@ def gloo_interfaces() -> list[str]:
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
 
 
-def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
+def gloo_tier(group: GroupRanks, name: str, ranks: list[int]) -> Any:
     """Construct a Gloo backend over some ranks of the group, over the interfaces that GLOO_SOCKET_IFNAME names.
 
     It connects its ranks at once, whatever TORCH_GLOO_LAZY_INIT says: a rank that Gloo connects later may wait for ever

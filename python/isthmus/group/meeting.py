@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus.error_reports import log_to_stderr
+from isthmus.base.error_reports import log_to_stderr
 from isthmus.group.nodes.node_map import name_ranks
 
 logger = logging.getLogger("isthmus")

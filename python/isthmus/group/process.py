@@ -1,4 +1,4 @@
-"""Serves all groups of a process: the native module's calls, looks at the statistics, and the summary at its exit."""
+"""Serves all groups of a process: the native module's calls, checks of the statistics, and the summary at its exit."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from isthmus import native
-from isthmus.backends import backends_of
-from isthmus.error_reports import log_to_stderr
-from isthmus.job import optimizer_stepped, this_job
+from isthmus.base import native
+from isthmus.base.backends import backends_of
+from isthmus.base.error_reports import log_to_stderr
+from isthmus.base.job import optimizer_stepped, this_job
+from isthmus.base.variables import unknown_variables
 from isthmus.torch_private.groups import all_groups, is_in_backward_pass
-from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:
     from isthmus import _C
 
 logger = logging.getLogger("isthmus")
 
-_FIRST_LOOK = 2  # steps: they show whether a group does what it was asked for
-_MOST_STEPS = 1000  # between two looks; before that, each comes when the steps have doubled
+_FIRST_CHECK = 2  # steps: they show whether a group does what it was asked for
+_MOST_STEPS = 1000  # between two checks; before that, each comes when the steps have doubled
 
 _ready_in_process = 0
 
@@ -55,16 +55,16 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
 
 def _units() -> ModuleType:
     # At the first pass, not when `import torch` registers: it imports DTensor, for seconds.
-    from isthmus.units import automatic
+    from isthmus.model import automatic
 
     return automatic
 
 
 def _stepped(optimizer: Optimizer, *_: Any) -> None:
-    """Note whose step it was, count it, and look at the statistics if it is time to. Torch calls it after each step.
+    """Note whose step it was, count it, and check the statistics if it is time to. Torch calls it after each step.
 
     A step in a backward pass is one parameter's, called from a hook. Steps before the first collective do not count.
-    Statistics are read at looks alone, as a GPU's host waits for them.
+    Statistics are read at checks alone, as a GPU's host waits for them.
     """
     if torch.compiler.is_compiling():
         return
@@ -73,20 +73,20 @@ def _stepped(optimizer: Optimizer, *_: Any) -> None:
         return
     job = this_job()
     job.steps += 1
-    if job.steps < job.next_look:
+    if job.steps < job.next_check:
         return
-    is_first = job.steps == _FIRST_LOOK
+    is_first = job.steps == _FIRST_CHECK
     if is_first and not any(backend.stats()["calls"] for backend in backends_of(all_groups())):
         job.steps = 0
         if job.hands_out_collectives:
-            from isthmus.report.looks import warn_of_replaced_collectives
+            from isthmus.report.checks import warn_of_replaced_collectives
 
             warn_of_replaced_collectives()
         return
-    job.next_look += min(job.next_look, _MOST_STEPS)
-    from isthmus.report.looks import look  # it imports DTensor, for seconds
+    job.next_check += min(job.next_check, _MOST_STEPS)
+    from isthmus.report.checks import warn_of_findings  # it imports DTensor, for seconds
 
-    look(is_first)
+    warn_of_findings(is_first)
 
 
 # The statistics of groups that were shut down, by name; kept if rank 0 logs a summary at its exit.

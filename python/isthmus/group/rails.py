@@ -21,7 +21,7 @@ _MOST_NAMED = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class GpuPlace:
     """A rank's GPU on its machine. What is empty is not known.
 
     gpus: all of the machine, in words. island: equal texts are GPUs that NVLinks join. nic: the names of its NICs;
@@ -36,7 +36,7 @@ class Place:
 
 
 @cache
-def find_place(gpu_bus_id: str) -> Place:
+def find_gpu_place(gpu_bus_id: str) -> GpuPlace:
     """Describe the machine around a GPU ("0000:07:00.0"); as far as that is possible: it raises nothing.
 
     Looked for once in a process: a machine of many devices takes a while.
@@ -46,17 +46,17 @@ def find_place(gpu_bus_id: str) -> Place:
 
         machine = _topology.discover()
     except (ImportError, ValueError):  # hwloc is missing, or cannot read this machine
-        return Place()
+        return GpuPlace()
     facts = machine.facts
     devices = devices_by_id(facts)
     name = next((name for name, device in devices.items() if device["bus_id"] == gpu_bus_id), "")
     if not name.startswith("GPU"):
-        return Place()
+        return GpuPlace()
     island = {name}
     joined = [{link["a"], link["b"]} for link in facts["links"] if is_fast(link["kind"])]
     while more := next((pair for pair in joined if len(pair & island) == 1), None):
         island |= more
-    place = Place(gpus=gpus_in_words(facts), island=f"{machine_identity()} {sorted(island)}")
+    place = GpuPlace(gpus=gpus_in_words(facts), island=f"{machine_identity()} {sorted(island)}")
     chosen = next((rail["nics"] for rail in machine.rails()[0] if rail["gpu"] == name), None)
     if chosen is None:
         return place
@@ -122,7 +122,7 @@ def rails_in_words(nics: Sequence[tuple[str, float | None]]) -> str:
     return f"rails leave by {', '.join(named)}{', ...' if len(ranks_of) > _MOST_NAMED else ''}"
 
 
-def found(node_of_rank: Sequence[int], places: Sequence[Place]) -> str:
+def machine_in_words(node_of_rank: Sequence[int], places: Sequence[GpuPlace]) -> str:
     """Return what the nodes have, as the first one has it; "" where that is not known."""
     first = [place for node, place in zip(node_of_rank, places, strict=True) if node == 0]
     if not all(place.gpus for place in first):
@@ -131,14 +131,14 @@ def found(node_of_rank: Sequence[int], places: Sequence[Place]) -> str:
     return f"; a node has {first[0].gpus}" + (f"; {rails}" if rails else "")
 
 
-def doubts(node_of_rank: Sequence[int], places: Sequence[Place]) -> str:
+def misplacements(node_of_rank: Sequence[int], places: Sequence[GpuPlace]) -> str:
     """Return what is not as it should be, and what to set; "" where nothing is known to be wrong."""
     if not all(place.island and place.nic for place in places):
         return ""
-    return "; ".join(_doubts(ranks_by_node(node_of_rank), places))
+    return "; ".join(_misplacements(ranks_by_node(node_of_rank), places))
 
 
-def _doubts(nodes: list[list[int]], places: Sequence[Place]) -> Iterator[str]:
+def _misplacements(nodes: list[list[int]], places: Sequence[GpuPlace]) -> Iterator[str]:
     islands = ranks_by_value(range(len(places)), [place.island for place in places])
     most = max(map(len, nodes))
     if len({len(ranks) for ranks in islands.values()}) == 1 and len(places) // len(islands) >= most:

@@ -13,16 +13,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
-from isthmus import native
-from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
+from isthmus.base import native
+from isthmus.base.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
+from isthmus.base.job import warn_once
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, leave_note, place
 from isthmus.group.cuda import bound_device, connections_warning, devices
-from isthmus.group.gloo import Group, gloo_tier
+from isthmus.group.gloo import GroupRanks, gloo_tier
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of, told_by_ranks
-from isthmus.group.rails import Place, doubts, found
-from isthmus.job import warn_once
+from isthmus.group.rails import GpuPlace, machine_in_words, misplacements
 from isthmus.torch_private.groups import backends_by_device, make_nccl, set_timeout, timeout_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
     # Torch gives no ranks for the default group, nor for one that comes by a store of its own beside it.
     global_ranks = list(request.global_ranks_in_group)
     return create(
-        Group(
+        GroupRanks(
             store=request.store,
             name=request.group_id,
             rank=request.group_rank,
@@ -80,7 +80,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options, beyon
     # The clone has its own connection: torch may still use the store that it gave. Torch's stubs lack clone().
     store = store.clone()  # type: ignore[attr-defined]
     return create(
-        Group(
+        GroupRanks(
             store=store,
             name=options.group_name,
             rank=rank,
@@ -103,7 +103,7 @@ def _default_group_options() -> _C.Options | None:
     return None if backend is None else copy.deepcopy(backend.options)
 
 
-def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = lambda nodes: nodes) -> _C.Backend:
+def create(group: GroupRanks, given_options: Any, choose: Callable[[Nodes], Nodes] = lambda nodes: nodes) -> _C.Backend:
     """Construct the backend of one group, on the nodes that `choose` makes of those that were found."""
     group, options, introductions = agree(group, given_options)
     if group.node is None and not group.beyond_job:
@@ -124,7 +124,7 @@ def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = 
     return _assemble(group, options, nodes, no_cuda)
 
 
-def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
+def _assemble(group: GroupRanks, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
     intra = inter = flat = nccl = None
     world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
@@ -163,7 +163,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     return backend
 
 
-def _borrowed_world(group: Group, device: str) -> Any:
+def _borrowed_world(group: GroupRanks, device: str) -> Any:
     """Return the backend of the group that this one becomes the companion of; None if it becomes none's.
 
     A group without one for this kind of device gives another one, which refuses such tensors.
@@ -174,7 +174,7 @@ def _borrowed_world(group: Group, device: str) -> Any:
     return backends.get(device, next(iter(backends.values())))
 
 
-def _log_nodes(group: Group, nodes: Nodes, places: list[Place]) -> None:
+def _log_nodes(group: GroupRanks, nodes: Nodes, places: list[GpuPlace]) -> None:
     """Log how the ranks are placed, what the placement is based on, and what the nodes have."""
     if group.rank != 0:
         return
@@ -186,9 +186,9 @@ def _log_nodes(group: Group, nodes: Nodes, places: list[Place]) -> None:
     two_tier = has_two_tiers(nodes.node_of_rank)
     if not two_tier:
         text += ": everything goes to the world backend, uncompressed"
-    text += found(nodes.node_of_rank, places)
-    # A subgroup inside a node is normal, and the group of all ranks has reported doubts.
+    text += machine_in_words(nodes.node_of_rank, places)
+    # A subgroup inside a node is normal, and the group of all ranks has reported misplacements.
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
     if two_tier:
-        warn_once(doubts(nodes.node_of_rank, places))
+        warn_once(misplacements(nodes.node_of_rank, places))

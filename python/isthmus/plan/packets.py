@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from isthmus import native
+from isthmus.base import native
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from isthmus.model.layout import Parameter, clean_name, rows
 from isthmus.plan.ranges import check_choice
-from isthmus.units.layout import Parameter, clean_name, rows
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from isthmus import native
+from isthmus.base import native
 from isthmus.plan.packets import WireOptions, flat_bytes, packet_bytes, piece_bytes, weights_packet_bytes
 from isthmus.plan.ranges import check_choice
 

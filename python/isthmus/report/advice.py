@@ -1,6 +1,6 @@
 """What to do about what statistics show. All that Isthmus says of it stands here.
 
-`isthmus.stats` has it as ``notes``, `isthmus.summary` prints it, and looks at the statistics warn of it.
+`isthmus.stats` has it as ``notes``, `isthmus.summary` prints it, and checks of the statistics warn of it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from isthmus import native
+from isthmus.base import native
 
 if TYPE_CHECKING:
+    from isthmus.model.prepared import PreparedUnit
     from isthmus.report.summary import Crossing
-    from isthmus.units.prepared import PreparedUnit
 
 _MUST_GET_THE_SAME = "copies of the same parameters, as under tensor parallelism, and must get the same bits"
 #: By the name of the reason for which reductions stayed exact. There is nothing to do about others.

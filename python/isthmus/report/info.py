@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isthmus import native
+from isthmus.base import native
+from isthmus.base.variables import unknown_variables, variables_set
 from isthmus.group.rails import devices_by_id, gpus_in_words, rails_in_words, way_out
-from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
 SCHEMA = 2

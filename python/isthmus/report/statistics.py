@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from isthmus.backends import backend_of, backends_of
+from isthmus.base.backends import backend_of, backends_of
+from isthmus.model.collectives import replaced_collectives
+from isthmus.model.prepared import PreparedUnit, prepared_units
 from isthmus.report import advice
 from isthmus.torch_private.groups import all_groups
-from isthmus.units.collectives import replaced_collectives
-from isthmus.units.prepared import PreparedUnit, prepared_units
 
 if TYPE_CHECKING:
     from isthmus import _C

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from isthmus.backends import options_without_effect
-from isthmus.job import trains_with_muon
+from isthmus.base.backends import options_without_effect
+from isthmus.base.job import trains_with_muon
 from isthmus.report.advice import to_try
+from isthmus.report.checks import TIERS, in_words
 from isthmus.report.explain import why_exact
-from isthmus.report.looks import TIERS, in_words
 from isthmus.report.statistics import named_backends, stats
 
 if TYPE_CHECKING:

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torchft.process_group import ProcessGroupWrapper
 
-from isthmus import native
-from isthmus.backends import has_two_tiers, options_from
-from isthmus.group.gloo import Group
+from isthmus.base import native
+from isthmus.base.backends import has_two_tiers, options_from
+from isthmus.group.gloo import GroupRanks
 from isthmus.group.nodes.launchers import claim_beyond
 from isthmus.group.nodes.node_map import Nodes
 from isthmus.group.register import create
+from isthmus.model.prepared import Described
 from isthmus.report.statistics import sum_of
 from isthmus.torch_private.groups import make_group, set_timeout_of_backend
-from isthmus.torchft.quorum import Place, Quorum, moved
-from isthmus.units.prepared import Described
+from isthmus.torchft.quorum import Quorum, RankPosition, moved
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -72,7 +72,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         self._quorum: Quorum | None = None
         self._is_aborted = False  # since the quorum before was left
         # What was not sent yet in the quorum before, and this member's place there; kept while it is alone.
-        self._unsent: tuple[list[dict[str, Any]], Place] | None = None
+        self._unsent: tuple[list[dict[str, Any]], RankPosition] | None = None
         self._next_step: int | None = None  # the manager's, unless it loads another member's state
         self._members: frozenset[int] = frozenset()
         self._counts: Counter[str] = Counter()
@@ -82,7 +82,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
         ranks = self._global_ranks or []
-        group = Group(
+        group = GroupRanks(
             store=store,
             name=f"torchft quorum {self.quorum_number}",
             rank=rank,

@@ -14,9 +14,9 @@ from torch.distributed.distributed_c10d import ReduceOp
 from torchft.ddp import DistributedDataParallel
 from torchft.local_sgd import _StreamingDiLoCoFragment
 
+from isthmus.model.prepared import Described, describe
 from isthmus.torch_private.callers import hooked_reduction_of
 from isthmus.torchft.group import ProcessGroupIsthmus
-from isthmus.units.prepared import Described, describe
 
 # Torchft's functions that reduce gradients. A version that renames them fails here, and not by being exact.
 _DDP_BUCKET = DistributedDataParallel._comm_hook.__code__

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isthmus import native
+from isthmus.base import native
 from isthmus.group.nodes.node_map import tiers_of
-from isthmus.units.prepared import Described
+from isthmus.model.prepared import Described
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -26,7 +26,7 @@ class Quorum:
 
     def __init__(self, backend: _C.Backend, rank: int, number: int) -> None:
         self.backend = backend
-        self.place = Place(rank, backend.node_of_rank)
+        self.place = RankPosition(rank, backend.node_of_rank)
         self.number = number
         self.error: Exception | None = None  # the first that a manager's reduction met
         self._has_begun = False
@@ -73,7 +73,7 @@ class Quorum:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPosition:
     """Where this rank stands in a group of two tiers."""
 
     rank: int
@@ -88,7 +88,7 @@ class Place:
         return -(-num_elements // len(self.node_of_rank))
 
 
-def moved(state: dict[str, Any], before: Place, now: Place) -> dict[str, Any]:
+def moved(state: dict[str, Any], before: RankPosition, now: RankPosition) -> dict[str, Any]:
     """Return the state of an all-reduce's unit (`Backend.unit_states`) for another place.
 
     With one rank a node no element is lost. With several, this rank keeps those of the chunks that its rail has in both
@@ -107,7 +107,7 @@ def moved(state: dict[str, Any], before: Place, now: Place) -> dict[str, Any]:
     }
 
 
-def _by_element(state: dict[str, Any], place: Place, scale: float) -> torch.Tensor:
+def _by_element(state: dict[str, Any], place: RankPosition, scale: float) -> torch.Tensor:
     """Return what was not sent of each element, in units of the gradient: zero where other rails own it."""
     num_elements = state["num_elements"]
     chunk = place.chunk_elements(num_elements)

@@ -1,5 +1,6 @@
-#include "codec/tagc/flat.h"
-#include "communicator/path/two_tier_path.h"
+#include "communicator/path/flat_path.h"
+
+#include "kernels/tagc/flat.h"
 
 namespace isthmus {
 
@@ -40,7 +41,7 @@ void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradien
   const int64_t index_bytes = tagc_flat.index_bytes(sum.num_elements);
   const int64_t sketch_elements = tagc_flat.sketch_elements(sum.num_elements);
   PacketContext context = {plan.hash, plan.step};
-  context.guard = plan.unit->pieces.guard.get();
+  context.magnitudes = plan.unit->pieces.magnitudes.get();
   const FlatChunks chunks = {.num_chunks = num_ranks,
                              .gradient = gradient,
                              .residuals = plan.unit->pieces.values,
@@ -50,7 +51,7 @@ void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradien
   {
     const Step step(run, Phase::kEncode, Lane::kEncode, &CollectiveStats::encode_s);
     run.codec_counts += tagc_flat.encode(chunks, context, run.workspace(tagc_flat.encode_scratch_bytes(chunks)));
-    coder_.guard(run, plan, plan.unit->pieces);
+    coder_.end_step(run, plan, plan.unit->pieces);
   }
   merge_indexes(run, tagc_flat, chunks.indexes);
   {

@@ -7,15 +7,15 @@ PacketContext PacketCoder::context_for(const ReductionPlan& plan, PacketUse use,
   context.segment = segment;
   context.sender = static_cast<uint16_t>(sender);
   context.on_device = context_on_device(plan, use);
-  if (plan.has_residual() && !plan.drains) {
-    context.guard = (use == PacketUse::kPiece ? plan.unit->pieces : plan.unit->result).guard.get();
+  if (plan.has_residual() && !plan.sends_residual) {
+    context.magnitudes = (use == PacketUse::kPiece ? plan.unit->pieces : plan.unit->result).magnitudes.get();
   }
   return context;
 }
 
-void PacketCoder::guard(Run& run, const ReductionPlan& plan, const Residual& residual) const {
-  if (residual.values.num_elements > 0 && !plan.drains) {
-    run.codec_counts += device_.guard_residual(residual.guard.get(), residual.values, run.tail());
+void PacketCoder::end_step(Run& run, const ReductionPlan& plan, const Residual& residual) const {
+  if (residual.values.num_elements > 0 && !plan.sends_residual) {
+    run.codec_counts += device_.drop_residual_after_spike(residual.magnitudes.get(), residual.values, run.tail());
   }
 }
 
@@ -32,7 +32,7 @@ DeviceContext* PacketCoder::context_on_device(const ReductionPlan& plan, PacketU
 void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
                                 bool is_last) const {
   Codec& codec = *plan.codecs.pieces;
-  if (set.num_encoded() > 0 && !plan.drains && !plan.measures) {
+  if (set.num_encoded() > 0 && !plan.sends_residual && !plan.measures) {
     context.counted = is_last ? context_on_device(plan, PacketUse::kPiece) : nullptr;
     run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_scratch_bytes(set)));
   } else {
@@ -45,7 +45,7 @@ void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const Piece
     }
   }
   if (is_last && plan.has_state) {
-    guard(run, plan, plan.unit->pieces);
+    end_step(run, plan, plan.unit->pieces);
   }
 }
 
@@ -66,10 +66,10 @@ void PacketCoder::decode_shard(Run& run, const ReductionPlan& plan, const ShardS
 void PacketCoder::encode(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer values, Buffer residual,
                          Buffer packet, const PacketContext& context, Workspace workspace) const {
   ConstBuffer given;
-  if (plan.drains || plan.measures) {
+  if (plan.sends_residual || plan.measures) {
     given = in_float32(run, values, residual);
   }
-  if (plan.drains) {
+  if (plan.sends_residual) {
     device_.clear(residual, run.tail());
     values = given;
     residual = {};

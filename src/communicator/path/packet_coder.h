@@ -27,11 +27,11 @@ class PacketCoder {
   void decode_shard(Run& run, const ReductionPlan& plan, const ShardSum& sum, PacketContext context,
                     bool is_last) const;
 
-  // Called after the last encoding of a step with this residual of the unit's. See Device::guard_residual().
-  void guard(Run& run, const ReductionPlan& plan, const Residual& residual) const;
+  // Called after the last encoding of a step with this residual of the unit's. See Device::drop_residual_after_spike().
+  void end_step(Run& run, const ReductionPlan& plan, const Residual& residual) const;
 
   // Encodes a segment of a piece or of a result. residual: the matching part of the unit's, or empty. A plan that
-  // drains sends the residual exactly and leaves zeros. One that measures adds what the codec dropped to the unit's
+  // sends the residual sends it exactly and leaves zeros. One that measures adds what the codec dropped to the unit's
   // error.
   void encode(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer values, Buffer residual, Buffer packet,
               const PacketContext& context, Workspace workspace) const;

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "base/rounding.h"
-#include "codec/weights/weight_coder.h"
-#include "communicator/path/two_tier_path.h"
+#include "communicator/path/path.h"
 #include "communicator/run/run.h"
 #include "communicator/run/tier_set.h"
 #include "communicator/units/unit.h"
 #include "isthmus/communicator.h"
 #include "isthmus/options.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus {
 
@@ -60,7 +60,7 @@ struct GatherUnderWay {
 class WeightPath {
  public:
   // throw_if_aborted: throws TransportError once the communicator is aborted. All arguments outlive this object.
-  WeightPath(const TierSet& tiers, const Options& options, Device& device, const TwoTierPath& path,
+  WeightPath(const TierSet& tiers, const Options& options, Device& device, const Path& path,
              std::function<void()> throw_if_aborted);
   ~WeightPath();
 
@@ -87,7 +87,7 @@ class WeightPath {
   const TierSet& tiers_;
   const Options& options_;
   Device& device_;
-  const TwoTierPath& path_;
+  const Path& path_;
   const std::function<void()> throw_if_aborted_;
   const std::unique_ptr<WeightCoder> coder_;
   std::vector<std::shared_ptr<GatherUnderWay>> under_way_;  // between their halves

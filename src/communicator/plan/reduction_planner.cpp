@@ -48,9 +48,9 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction)
   plan.step = num_reductions_++;
   const bool in_graph = device_.capture(run.tail()) != 0;
   // A graph cannot send the residual along: it would hold the memory that is freed.
-  plan.drains = unit.has_residual() && !flat() && !in_graph && is_whole(reduction) && has_good_scale(reduction) &&
-                (plan.why_exact || !unit.codec_keeps_residual);
-  plan.has_state = !plan.why_exact || plan.drains;
+  plan.sends_residual = unit.has_residual() && !flat() && !in_graph && is_whole(reduction) &&
+                        has_good_scale(reduction) && (plan.why_exact || !unit.codec_keeps_residual);
+  plan.has_state = !plan.why_exact || plan.sends_residual;
   if (plan.has_state) {
     plan_with_state(plan);
   } else {
@@ -70,7 +70,7 @@ void ReductionPlanner::plan_with_state(ReductionPlan& plan) {
   unit.follow_scale(device_, plan.scale);
   plan.step = unit.step++;
   plan.codecs = unit.codecs;
-  if (plan.drains) {
+  if (plan.sends_residual) {
     plan.why_exact = Reason::kTakesResidual;  // once
   } else if (unit.codec_keeps_residual && !unit.key.may_keep_residual) {
     plan.why_exact = Reason::kWhoseResidual;

@@ -9,12 +9,12 @@
 #include <string>
 #include <tuple>
 
-#include "codec/tagc/flat.h"
 #include "communicator/run/run.h"
 #include "communicator/run/tier_set.h"
 #include "communicator/units/group_units.h"
 #include "isthmus/options.h"
 #include "isthmus/unit.h"
+#include "kernels/tagc/flat.h"
 
 namespace isthmus {
 
@@ -25,7 +25,7 @@ struct ReductionPlan {
   bool has_state = false;  // uses the unit's step, contexts and residual; if not, it is plain
   Codecs codecs;
   std::optional<Reason> why_exact = {};  // nothing: the codec is lossy
-  bool drains = false;                   // sends the unit's residuals and leaves none
+  bool sends_residual = false;           // sends the unit's residuals and leaves none
   bool measures = false;                 // whether the codec's error is measured
   uint64_t hash = 0;                     // of the unit, and of the parameters that have gradients
   uint64_t step = 0;

@@ -51,10 +51,10 @@ void Residual::make(Device& device, const UnitKey& key, int64_t num_elements) {
   }
   values.data = memory.get();
   device.clear(values, device.lane(lane));
-  if (guard == nullptr) {
-    constexpr int64_t kBytes = sizeof(ResidualGuard);
-    guard = std::static_pointer_cast<ResidualGuard>(device.allocate(kBytes));
-    device.clear({guard.get(), kBytes, DataType::kByte}, device.lane(lane));
+  if (magnitudes == nullptr) {
+    constexpr int64_t kBytes = sizeof(Magnitudes);
+    magnitudes = std::static_pointer_cast<Magnitudes>(device.allocate(kBytes));
+    device.clear({magnitudes.get(), kBytes, DataType::kByte}, device.lane(lane));
   }
 }
 

@@ -37,10 +37,10 @@ int64_t num_elements_of(const Reduction& reduction, int num_ranks);
 
 // One of a unit's residuals.
 struct Residual {
-  Lane lane;                                       // the only one that uses it
-  Buffer values = {};                              // float32; empty if the codec keeps none
-  DeviceMemory memory = nullptr;                   // of `values`
-  std::shared_ptr<ResidualGuard> guard = nullptr;  // of `values`, in the device's memory; made with them
+  Lane lane;                                         // the only one that uses it
+  Buffer values = {};                                // float32; empty if the codec keeps none
+  DeviceMemory memory = nullptr;                     // of `values`
+  std::shared_ptr<Magnitudes> magnitudes = nullptr;  // of `values`, in the device's memory; made with them
 
   // Gives it values of zeros. They are written on its lane. Throws Error that names unit and bytes if memory is
   // lacking.

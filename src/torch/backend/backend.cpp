@@ -226,7 +226,7 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const s
   std::exception_ptr failure_of_device;  // thrown when all has ended
   for (Side* side : sides_) {
     try {
-      if (!side->drain(patience)) {
+      if (!side->wait_until_idle(patience)) {
         abort();
       }
     } catch (const std::exception&) {

@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "isthmus/stats.h"
+#include "torch/backend/device_units.h"
 #include "torch/base/border.h"
 #include "torch/base/call_counters.h"
 #include "torch/base/group.h"
 #include "torch/cuda/cuda_side.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/cpu_side.h"
-#include "torch/sides/device_units.h"
 #include "torch/units/gradient_recogniser.h"
 #include "torch/works/work.h"
 

@@ -270,7 +270,7 @@ class CudaSide final : public Side {
   }
 
   // FaultWatch's thread keeps running: if a peer has failed, it aborts operations that would never end.
-  bool drain(std::chrono::milliseconds patience) override {
+  bool wait_until_idle(std::chrono::milliseconds patience) override {
     const bool for_ever = patience == std::chrono::milliseconds::max();
     const auto deadline = for_ever ? Clock::time_point::max() : Clock::now() + patience;
     try {

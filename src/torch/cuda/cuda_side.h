@@ -21,10 +21,10 @@ struct CudaParts {
 //
 // submit() throws OptionError if the options do not fit a GPU, and ValueError if the tensors are on a GPU other than
 // this side's; then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the
-// other ranks come to make NCCL's communicators. Only drain() and shutdown() wait for the GPU, the latter for a limited
-// time, and for weights that cross as differences submit(), or where they do so in halves the Work. abort() and
-// throw_if_faulted() never wait for a blocked thread; where a packet does not decode, the latter waits for NCCL's word
-// on whether it came (Transport::failure_delay()).
+// other ranks come to make NCCL's communicators. Only wait_until_idle() and shutdown() wait for the GPU, the latter for
+// a limited time, and for weights that cross as differences submit(), or where they do so in halves the Work. abort()
+// and throw_if_faulted() never wait for a blocked thread; where a packet does not decode, the latter waits for NCCL's
+// word on whether it came (Transport::failure_delay()).
 //
 // Throws Error if isthmus was built without CUDA.
 std::unique_ptr<Side> make_cuda_side(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters);

@@ -3,8 +3,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "codec/weights/device.h"
 #include "cuda/cuda_launcher.h"
+#include "kernels/weights/device.h"
 
 namespace isthmus::torch_backend {
 namespace {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "codec/weights/weight_coder.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus::torch_backend {
 

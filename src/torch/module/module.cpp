@@ -4,14 +4,14 @@
 #include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "codec/tagc/flat.h"
-#include "codec/weights/weight_packet.h"
 #include "communicator/path/segments.h"
 #include "communicator/plan/policy.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 #include "kernels/block/instruction_set.h"
+#include "kernels/tagc/flat.h"
+#include "kernels/weights/weight_packet.h"
 #include "torch/base/tensors.h"
 #include "torch/module/bindings.h"
 
@@ -395,7 +395,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch._C._distributed_c10d");  // registers the base types
   module.attr("PACKET_VERSION") = PacketHeader::kVersion;
   module.attr("INSTRUCTION_SET") = kernels::to_string(kernels::instruction_set());  // of the CPU's loops
-  module.attr("WEIGHT_HEADER_BYTES") = sizeof(WeightHeader);
+  module.attr("WEIGHT_HEADER_BYTES") = WeightHeader::kBytes;
   bind_errors(module);
   bind_reasons(module);
   bind_options(module);

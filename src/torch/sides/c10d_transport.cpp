@@ -31,7 +31,7 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
 
   void wait(Stream /*stream*/) override {
     for (auto& message : messages_) {
-      guard(message.what, message.peer, [&] {
+      with_peer_named(message.what, message.peer, [&] {
         const auto begin = Clock::now();
         const bool arrived = message.work->wait(remaining());
         ISTHMUS_CHECK(TransportError, arrived, "aborted");
@@ -59,7 +59,7 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
 
   template <typename Start>
   void post(const char* what, int peer, ConstBuffer buffer, Start start) {
-    guard(what, peer, [&] {
+    with_peer_named(what, peer, [&] {
       std::vector<at::Tensor> tensors{as_tensor(buffer)};
       messages_.push_back({what, peer, start(tensors)});
     });
@@ -79,7 +79,7 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   }
 
   template <typename Action>
-  void guard(const char* what, int peer, Action action) {
+  void with_peer_named(const char* what, int peer, Action action) {
     const auto where = [&] {
       return detail::concatenate(transport_.tier(), " ", to_string(operation()), ", ", what, " rank ",
                                  transport_.global_rank(peer), ": ");

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "host.h"
+#include "core/host.h"
 #include "isthmus/error.h"
 #include "torch/sides/c10d_transport.h"
 
@@ -99,11 +99,11 @@ WorkPtr CpuSide::queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()
   group_.process.require_this();
   work->complete_on(callback_threads_);
   const std::lock_guard lock(mutex_);
-  faults_.require_usable();  // under the lock, so that drain() sees the job or the job is refused
+  faults_.require_usable();  // under the lock, so that wait_until_idle() sees the task or the task is refused
   if (is_collective) {
     work->set_sequence_number(counters_.take_sequence_number());
   }
-  jobs_.push_back({work, std::move(run), Profilers::here()});
+  tasks_.push_back({work, std::move(run), Profilers::here()});
   wakes_.notify_one();
   return work;
 }
@@ -112,18 +112,18 @@ void CpuSide::run_worker() {
   c10::setThreadName("isthmus_worker");
   std::unique_lock lock(mutex_);
   while (true) {
-    wakes_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
-    if (jobs_.empty()) {
+    wakes_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    if (tasks_.empty()) {
       return;
     }
     {
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
       running_ = true;
       lock.unlock();
       const std::exception_ptr failure = faults_.failure();
-      failure ? job.work->fail(failure) : run_job(job);
-    }  // the job's tensors are freed here, without the lock
+      failure ? task.work->fail(failure) : run_task(task);
+    }  // the task's tensors are freed here, without the lock
     lock.lock();
     running_ = false;
     if (stopping_ && idle()) {
@@ -132,18 +132,18 @@ void CpuSide::run_worker() {
   }
 }
 
-void CpuSide::run_job(const Job& job) {
+void CpuSide::run_task(const Task& task) {
   std::optional<Profilers::Guard> watched;
-  if (job.profilers) {
-    watched.emplace(*job.profilers);
+  if (task.profilers) {
+    watched.emplace(*task.profilers);
   }
   try {
-    job.run();
+    task.run();
   } catch (const std::exception&) {
-    job.work->fail(std::current_exception());
+    task.work->fail(std::current_exception());
     return;
   }
-  job.work->complete();
+  task.work->complete();
 }
 
 void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) {
@@ -249,7 +249,7 @@ void CpuSide::set_timeout(std::chrono::milliseconds timeout) {
   }
 }
 
-bool CpuSide::drain(std::chrono::milliseconds patience) {
+bool CpuSide::wait_until_idle(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   stopping_ = true;
   wakes_.notify_one();

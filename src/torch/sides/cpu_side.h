@@ -41,7 +41,7 @@ class CpuSide final : public Side {
   CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters);
   // Starts the worker if there are two tiers. Throws std::system_error if this process can have no more threads.
   void start();
-  void join();  // waits for the worker and callbacks; called after drain()
+  void join();  // waits for the worker and callbacks; called after wait_until_idle()
 
   WorldAbilities abilities() const override { return {}; }
   void arrived(const char* /*call*/) override {}
@@ -59,13 +59,13 @@ class CpuSide final : public Side {
   void connect(at::Device device) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
 
-  bool drain(std::chrono::milliseconds patience) override;
+  bool wait_until_idle(std::chrono::milliseconds patience) override;
   void run_at_end(const std::function<void(Communicator&)>& action) override;
   void abort() override;
   void shutdown() override;  // called after join()
 
  private:
-  struct Job {
+  struct Task {
     c10::intrusive_ptr<WorkerWork> work;
     std::function<void()> run;
     std::optional<Profilers> profilers;  // of the thread that called
@@ -94,9 +94,9 @@ class CpuSide final : public Side {
   std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
                                               const std::vector<int>& group_ranks);
   WorkPtr queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()> run, bool is_collective);
-  bool idle() const { return jobs_.empty() && !running_; }  // the caller holds mutex_
+  bool idle() const { return tasks_.empty() && !running_; }  // the caller holds mutex_
   void run_worker();
-  void run_job(const Job& job);
+  void run_task(const Task& task);
   void run_collective(const TwoTierCall& call, uint64_t sequence_number);  // throws the group's failure
 
   const Group& group_;
@@ -105,13 +105,13 @@ class CpuSide final : public Side {
   const std::shared_ptr<Seconds> seconds_ = std::make_shared<Seconds>();  // Works may outlive this
 
   std::mutex mutex_;                                           // guards the members below
-  std::condition_variable wakes_;                              // notified on a new job and on stopping_
+  std::condition_variable wakes_;                              // notified on a new task and on stopping_
   std::condition_variable idle_;                               // notified when idle() while stopping_
   BackendPtr world_;                                           // null after shutdown
   std::vector<std::shared_ptr<MessageTransport>> transports_;  // the worker reads them without the lock
   std::shared_ptr<Communicator> communicator_;                 // the same; null without two tiers
-  std::deque<Job> jobs_;
-  bool running_ = false;  // a job is running
+  std::deque<Task> tasks_;
+  bool running_ = false;  // a task is running
   bool stopping_ = false;
 
   std::thread worker_;

@@ -107,11 +107,12 @@ class Side : public WatchedCalls {
   // Waits until all submitted work is done or the group has failed; returns false if that takes longer than `patience`
   // (milliseconds::max(): no limit). By then the group accepts no more calls. Throws, after the peers have been told,
   // if the device itself has failed.
-  virtual bool drain(std::chrono::milliseconds patience) = 0;
-  // Runs `action` on this rank's communicator, if there is one, after drain() and also after a failure: nothing else
-  // uses it any more.
+  virtual bool wait_until_idle(std::chrono::milliseconds patience) = 0;
+  // Runs `action` on this rank's communicator, if there is one, after wait_until_idle() and also after a failure:
+  // nothing else uses it any more.
   virtual void run_at_end(const std::function<void(Communicator&)>& action) = 0;
-  // Closes connections, after drain() or abort(). A second call does nothing. Afterwards only stats() may be called.
+  // Closes connections, after wait_until_idle() or abort(). A second call does nothing. Afterwards only stats() may be
+  // called.
   virtual void shutdown() = 0;
 };
 

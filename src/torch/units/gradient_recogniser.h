@@ -40,7 +40,7 @@ class ParameterNumbers {
 // A reduction that FSDP makes; or why it does not make the calling thread's, where that is known.
 using FsdpAnswer = std::optional<std::variant<Reason, UnitCall>>;
 
-// Asks Python (python/isthmus/units/automatic.py), which sets them: whether FSDP itself makes the calling thread's
+// Asks Python (python/isthmus/model/automatic.py), which sets them: whether FSDP itself makes the calling thread's
 // reduction, and for which unit; and whose parameters it gathers, with weights=delta. Null: nobody's. Without these
 // functions, only calls that tell of their unit are recognised.
 inline auto& fsdp_caller =

@@ -17,7 +17,7 @@
 #include "isthmus/device.h"
 #include "isthmus/error.h"
 #include "kernels/block/device.h"
-#include "kernels/elementwise/sequence.h"
+#include "kernels/elementwise/run_passes.h"
 #include "tests/cpp/emulated/emulated_device.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/cpp/support/typed_data.h"

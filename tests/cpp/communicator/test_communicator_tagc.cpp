@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "codec/tagc/flat.h"
 #include "isthmus/communicator.h"
+#include "kernels/tagc/flat.h"
 #include "tests/cpp/support/world.h"
 
 namespace isthmus::test {

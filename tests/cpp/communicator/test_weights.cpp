@@ -16,16 +16,16 @@
 namespace isthmus::test {
 namespace {
 
-constexpr Place kPlaces[] = {Place::kCpu, Place::kGpu};
+constexpr Executor kExecutors[] = {Executor::kCpu, Executor::kGpu};
 
-class EveryMap : public testing::TestWithParam<std::tuple<NodeMap, Place>> {
+class EveryMap : public testing::TestWithParam<std::tuple<NodeMap, Executor>> {
  protected:
   WeightWorld world_{std::get<1>(GetParam()), std::get<0>(GetParam())};
 };
 INSTANTIATE_TEST_SUITE_P(
-    Maps, EveryMap, testing::Combine(testing::ValuesIn(maps_of_weights()), testing::ValuesIn(kPlaces)),
+    Maps, EveryMap, testing::Combine(testing::ValuesIn(maps_of_weights()), testing::ValuesIn(kExecutors)),
     [](const auto& parameter) {
-      return name_of_map({std::get<0>(parameter.param), 0}) + "_" + name_of_place(std::get<1>(parameter.param));
+      return name_of_map({std::get<0>(parameter.param), 0}) + "_" + name_of_executor(std::get<1>(parameter.param));
     });
 
 TEST_P(EveryMap, GathersHaveTheBitsOfPlainOnes) {
@@ -52,7 +52,7 @@ TEST_P(EveryMap, PayloadIsHeadersAndPackets) {
   }
 }
 
-class WeightsOf : public testing::TestWithParam<Place> {
+class WeightsOf : public testing::TestWithParam<Executor> {
  protected:
   // A world whose rail lets a test see and damage what rank 1 is about to hold.
   static WeightWorld hooked_world(int nodes, const HookedTransport::After& after,
@@ -61,8 +61,8 @@ class WeightsOf : public testing::TestWithParam<Place> {
             hook(1, WeightWorld::tier_of(GetParam()), nullptr, after)};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Places, WeightsOf, testing::ValuesIn(kPlaces),
-                         [](const auto& parameter) { return name_of_place(parameter.param); });
+INSTANTIATE_TEST_SUITE_P(Executors, WeightsOf, testing::ValuesIn(kExecutors),
+                         [](const auto& parameter) { return name_of_executor(parameter.param); });
 
 TEST_P(WeightsOf, StatisticsSayWhatCrossed) {
   WeightWorld world(GetParam(), "2x2", 4);
@@ -196,14 +196,14 @@ TEST_P(WeightsOf, ARankThatLostItsReplicaGathersWholeWithTheOthers) {
 }
 
 // Changes the header that rank 1 sends in the second gather.
-std::vector<Outcome> gather_with_header(Place place, const std::function<void(WeightHeader&)>& change) {
+std::vector<Outcome> gather_with_header(Executor executor, const std::function<void(WeightHeader&)>& change) {
   int headers = 0;
   const auto edit = before("all_gather", [&](ConstBuffer in) {
     if (in.num_elements == sizeof(WeightHeader) && ++headers == 2) {
       change(*reinterpret_cast<WeightHeader*>(bytes_of(in)));
     }
   });
-  WeightWorld world(place, "2x1", 2, delta_options(), hook(1, WeightWorld::tier_of(place), edit, nullptr));
+  WeightWorld world(executor, "2x1", 2, delta_options(), hook(1, WeightWorld::tier_of(executor), edit, nullptr));
   const Weights weights(4000, DataType::kBFloat16);
   world.gather(weights.array());
   return world.try_to_gather(weights.array());

@@ -327,7 +327,8 @@ class EmulatedLaunch {
   jmp_buf scheduler_ = {};
 };
 
-// Runs sequences of passes (kernels/tagc/sequence.h), each on groups of at most `num_threads` and at most `max_groups`.
+// Runs sequences of passes (kernels/tagc/run_passes.h), each on groups of at most `num_threads` and at most
+// `max_groups`.
 class EmulatedDevice {
  public:
   enum class Threads { kInTurns, kAtOnce };

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "codec/weights/device.h"
+#include "kernels/weights/device.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 namespace isthmus::test {
@@ -327,8 +327,8 @@ kernels::DeviceCounts EmulatedGpu::read_counts() {
   return launcher_->read_counts();
 }
 
-CodecCounts EmulatedGpu::guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) {
-  launcher_->guard_residual(guard, residual, stream);
+CodecCounts EmulatedGpu::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
+  launcher_->drop_residual_after_spike(magnitudes, residual, stream);
   return {};
 }
 

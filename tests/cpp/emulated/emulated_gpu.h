@@ -91,7 +91,7 @@ class EmulatedGpu final : public GpuDevice {
                          Workspace workspace) override;
   void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) override;
   void next_step(kernels::DeviceContext* context, Stream stream) override;
-  CodecCounts guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) override;
+  CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override;
   void throw_if_faulted() override;
   void begin_range(const char* name) override;
   void end_range() override;

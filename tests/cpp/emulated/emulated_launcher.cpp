@@ -11,7 +11,7 @@
 #include "codec/device_jobs.h"
 #include "codec/gpu_device.h"
 #include "isthmus/error.h"
-#include "kernels/elementwise/sequence.h"
+#include "kernels/elementwise/run_passes.h"
 #include "tests/cpp/support/job_uses.h"
 
 namespace isthmus::test {
@@ -53,8 +53,8 @@ class Translate {
   void operator()(kernels::SlabScratch& slabs) const { all(slabs.keys, slabs.left, slabs.tables); }
 
   void shared(EncodeJobBase& job) const {
-    all(job.context, job.piece, job.residual, job.packet, job.counts, job.guard, job.parts, job.arrived, job.sealed,
-        job.counted);
+    all(job.context, job.piece, job.residual, job.packet, job.counts, job.magnitudes, job.parts, job.arrived,
+        job.sealed, job.counted);
   }
   void shared(DecodeJobBase& job) const {
     all(job.context, job.packets, job.own, job.out, job.sum, job.state, job.parts, job.counted);
@@ -116,7 +116,7 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   });
 }
 
-void EmulatedGpu::Launcher::run(const kernels::Job& job, Stream stream) {
+void EmulatedGpu::Launcher::run(const kernels::AnyJob& job, Stream stream) {
   std::visit([&](const auto& each) { run_job(each, stream); }, job);
 }
 
@@ -136,13 +136,15 @@ kernels::DeviceCounts EmulatedGpu::Launcher::read_counts() {
   return *static_cast<const kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
 }
 
-void EmulatedGpu::Launcher::guard_residual(ResidualGuard* guard, Buffer residual, Stream stream) {
+void EmulatedGpu::Launcher::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
   auto* counts = static_cast<kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
-  auto* behind = static_cast<ResidualGuard*>(gpu_.memory().behind(guard));
-  gpu_.enqueue(stream, "guard residual",
-               {writes(residual), writes(guard, sizeof(*guard)), adds_to(counts_.get(), sizeof(*counts))},
+  auto* behind = static_cast<Magnitudes*>(gpu_.memory().behind(magnitudes));
+  gpu_.enqueue(stream, "drop residual after spike",
+               {writes(residual), writes(magnitudes, sizeof(*magnitudes)), adds_to(counts_.get(), sizeof(*counts))},
                [this, behind, to = gpu_.memory().behind(residual), counts] {
-                 on_executor([&](auto& executor) { kernels::emulated::guard_residual(executor, behind, to, counts); });
+                 on_executor([&](auto& executor) {
+                   kernels::emulated::drop_residual_after_spike(executor, behind, to, counts);
+                 });
                });
 }
 

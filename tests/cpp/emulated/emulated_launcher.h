@@ -17,7 +17,7 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
  public:
   Launcher(EmulatedGpu& gpu, std::optional<EmulatedDevice::Cut> cut);
 
-  void run(const kernels::Job& job, Stream stream) override;
+  void run(const kernels::AnyJob& job, Stream stream) override;
   // Calls call(executor), in the thread of a stream.
   template <typename Call>
   void on_executor(const Call& call) {
@@ -35,7 +35,7 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   // While no work is under way.
   kernels::DeviceCounts read_counts();
 
-  void guard_residual(ResidualGuard* guard, Buffer residual, Stream stream);
+  void drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream);
   // error: the host's memory behind the job's totals.
   void add_squared_error(const kernels::SquaredErrorJob& job, const std::shared_ptr<SquaredError>& error,
                          Stream stream);

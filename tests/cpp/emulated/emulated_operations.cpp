@@ -5,7 +5,7 @@
 
 #include "codec/gpu_device.h"
 #include "isthmus/error.h"
-#include "kernels/elementwise/sequence.h"
+#include "kernels/elementwise/run_passes.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 

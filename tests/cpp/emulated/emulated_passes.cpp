@@ -4,19 +4,19 @@
 
 #include <variant>
 
-#include "kernels/none/sequence.h"
-#include "kernels/quant/sequence.h"
-#include "kernels/tagc/sequence.h"
-#include "kernels/weights/sequence.h"
+#include "kernels/none/run_passes.h"
+#include "kernels/quant/run_passes.h"
+#include "kernels/tagc/run_passes.h"
+#include "kernels/weights/run_passes.h"
 
 namespace isthmus::kernels::emulated {
 
 static_assert(IsGroup<test::EmulatedGroup>);
 
-void run_passes(test::EmulatedDevice& executor, const Job& job) {
+void run_passes(test::EmulatedDevice& executor, const AnyJob& job) {
   std::visit([&](const auto& each) { run_passes(executor, each); }, job);
 }
-void run_passes(test::OneThreadExecutor& executor, const Job& job) {
+void run_passes(test::OneThreadExecutor& executor, const AnyJob& job) {
   std::visit([&](const auto& each) { run_passes(executor, each); }, job);
 }
 

@@ -12,8 +12,8 @@
 
 namespace isthmus::kernels::emulated {
 
-// As the templates in kernels/*/sequence.h for the job's type.
-void run_passes(test::EmulatedDevice& device, const Job& job);
-void run_passes(test::OneThreadExecutor& executor, const Job& job);
+// As the templates in kernels/*/run_passes.h for the job's type.
+void run_passes(test::EmulatedDevice& device, const AnyJob& job);
+void run_passes(test::OneThreadExecutor& executor, const AnyJob& job);
 
 }  // namespace isthmus::kernels::emulated

@@ -39,7 +39,7 @@ inline MemoryUses uses_of_any_codec(const kernels::EncodeJobBase& job) {
           writes_one(job.arrived),
           writes_one(job.sealed),
           writes_one(job.counted),
-          writes_one(job.guard)};
+          writes_one(job.magnitudes)};
 }
 inline MemoryUses uses_of_any_codec(const kernels::DecodeJobBase& job) {
   MemoryUses uses = {reads_one(job.context), reads(job.own.data, job.own.data == nullptr ? 0 : job.own.bytes()),

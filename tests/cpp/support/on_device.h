@@ -31,7 +31,7 @@ struct Memory : Packet {
 class CutLauncher final : public DeviceLauncher {
  public:
   explicit CutLauncher(Cut cut) : cut_(cut) {}
-  void run(const kernels::Job& job, Stream /*stream*/) override {
+  void run(const kernels::AnyJob& job, Stream /*stream*/) override {
     EmulatedDevice device(cut_, ++seed_);
     kernels::emulated::run_passes(device, job);
   }

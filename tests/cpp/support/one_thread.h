@@ -68,7 +68,7 @@ class OneThread {
   std::byte* shared_;
 };
 
-// See kernels/tagc/sequence.h. Shared memory begins as garbage.
+// See kernels/tagc/run_passes.h. Shared memory begins as garbage.
 class OneThreadExecutor {
  public:
   static void clear(void* memory, int64_t bytes) { std::memset(memory, 0, static_cast<size_t>(bytes)); }

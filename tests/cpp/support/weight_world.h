@@ -14,26 +14,27 @@
 
 namespace isthmus::test {
 
-enum class Place : uint8_t { kCpu, kGpu };
+enum class Executor : uint8_t { kCpu, kGpu };
 
-inline std::string name_of_place(Place place) { return place == Place::kCpu ? "cpu" : "gpu"; }
+inline std::string name_of_executor(Executor executor) { return executor == Executor::kCpu ? "cpu" : "gpu"; }
 
 class WeightWorld {
  public:
-  WeightWorld(Place place, const NodeMap& node_map, const Options& options = delta_options(), const Wrap& wrap = {}) {
-    if (place == Place::kCpu) {
+  WeightWorld(Executor executor, const NodeMap& node_map, const Options& options = delta_options(),
+              const Wrap& wrap = {}) {
+    if (executor == Executor::kCpu) {
       cpu_ = std::make_unique<World>(node_map, options, kTimeout, wrap);
     } else {
       gpu_ = std::make_unique<GpuWorld>(node_map, options, GpuSettings{.wrap = wrap});
     }
   }
-  WeightWorld(Place place, const char* nodes, int world_size, const Options& options = delta_options(),
+  WeightWorld(Executor executor, const char* nodes, int world_size, const Options& options = delta_options(),
               const Wrap& wrap = {})
-      : WeightWorld(place, NodeMap::parse(nodes, world_size), options, wrap) {}
+      : WeightWorld(executor, NodeMap::parse(nodes, world_size), options, wrap) {}
 
   // The tier that carries weights between nodes.
-  static std::shared_ptr<Transport> Tiers::*tier_of(Place place) {
-    return place == Place::kCpu ? &Tiers::inter : &Tiers::gather_inter;
+  static std::shared_ptr<Transport> Tiers::*tier_of(Executor executor) {
+    return executor == Executor::kCpu ? &Tiers::inter : &Tiers::gather_inter;
   }
 
   const NodeMap& map() const { return cpu_ ? cpu_->map : gpu_->map; }

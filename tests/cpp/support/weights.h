@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/weights/weight_packet.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
 #include "isthmus/unit.h"
+#include "kernels/weights/weight_packet.h"
 #include "tests/cpp/support/typed_data.h"
 
 namespace isthmus::test {

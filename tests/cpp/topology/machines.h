@@ -30,9 +30,9 @@ inline void check(const Machine& machine) {
 }
 
 // The places right below another one.
-inline std::vector<const Place*> below(const Machine& machine, const Place* above) {
-  std::vector<const Place*> found;
-  for (const Place& place : machine.pcie) {
+inline std::vector<const PcieNode*> below(const Machine& machine, const PcieNode* above) {
+  std::vector<const PcieNode*> found;
+  for (const PcieNode& place : machine.pcie) {
     if (place.above != -1 && &machine.pcie[place.above] == above) {
       found.push_back(&place);
     }

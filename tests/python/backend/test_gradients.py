@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 import isthmus
 from gpu.worlds.reductions import all_reduce, heavy_tail, own_chunk, reduce_scatter
-from isthmus import backends as _backends
+from isthmus.base import backends as _backends
 from isthmus.plan.packets import WireOptions
 from python.plan.packet_sizes import piece_bytes
 from support.checks import Table

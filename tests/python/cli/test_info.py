@@ -12,10 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import isthmus
-from isthmus import native as _native
+from isthmus.base import native as _native
+from isthmus.base.variables import unknown_variables, variables_set
 from isthmus.cli.main import app
 from isthmus.report.info import collect, print_info
-from isthmus.variables import unknown_variables, variables_set
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from isthmus import _topology
 from isthmus.cli.main import app
+from isthmus.model import models
 from isthmus.plan.assumptions import INPUT_BUFFERS, OWNED, of_machine, resolve
 from isthmus.plan.picture import drawn_as
 from isthmus.plan.strategies import ARMS, DEFAULT_STRATEGIES, PIPELINE, STRATEGIES
-from isthmus.units import models
 from python.cli.planned import report, run
 from support.places import ROOT
 

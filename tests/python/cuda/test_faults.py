@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 import isthmus
-from isthmus import native
-from isthmus.backends import backend_of
+from isthmus.base import native
+from isthmus.base.backends import backend_of
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.limits import OPERATION_S, scaled

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import isthmus
 from gpu.counts.chain import Counts
-from isthmus.backends import companion_of
+from isthmus.base.backends import companion_of
 from isthmus.group import cuda
 from isthmus.group.agreement import Introduction
 from isthmus.group.cuda import Gpu

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
-from isthmus.backends import backend_of
+from isthmus.base.backends import backend_of
+from isthmus.model import collectives
 from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
-from isthmus.units import collectives
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.gpu_trace import Trace, Work, traced

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
+from isthmus.model.collectives import UnitReduceScatter
 from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
-from isthmus.units.collectives import UnitReduceScatter
 from isthmus.weights import apply, encode
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks

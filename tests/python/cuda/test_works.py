@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import isthmus
-from isthmus.backends import backend_of
+from isthmus.base.backends import backend_of
 from python.backend.test_collective_calls import CALLS
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import isthmus
-from isthmus import native as _native
+from isthmus.base import native as _native
 from isthmus.cli.bench import bench
 from isthmus.cli.main import app
 from support.documents import DOCUMENTS, ShownCommand, shown_commands
@@ -151,7 +151,7 @@ SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".py", ".pyi", ".cmake", ".sh", ".yml",
 LONGER = {
     "src/torch/cuda/cuda_side.cpp",
     "src/torch/module/module.cpp",
-    "tests/python/attached/test_attach.py",
+    "tests/python/model/test_attach.py",
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.native import fitting
+from isthmus.base.native import fitting
 from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper
 
 import isthmus
 from python.group.test_groups import node_map, torchrun
-from python.units.test_copies import fsdp2_in_two_units, parallel
+from python.model.test_copies import fsdp2_in_two_units, parallel
 from support import ranks
 from support.checks import finish
 from support.limits import OPERATION_S

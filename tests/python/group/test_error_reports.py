@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus import error_reports, native
-from isthmus.error_reports import on_all
+from isthmus.base import error_reports, native
+from isthmus.base.error_reports import on_all
 from support.limits import HANG_S
 
 PROGRAM = """

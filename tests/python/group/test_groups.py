@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus.group.measure import measure_links
+from isthmus.cli.measure import measure_links
 from support import ranks
 from support.checks import Table, finish
 from support.limits import OPERATION_S

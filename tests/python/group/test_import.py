@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import pytest
 
 import isthmus
-from isthmus import _build_info, native
+from isthmus import _build_info
+from isthmus.base import native
 from support import ranks
 from support.limits import HANG_S
 from support.places import ROOT
@@ -79,7 +80,8 @@ def test_which_versions_of_torch_a_build_fits() -> None:
 def test_another_patch_release_of_the_same_torch() -> None:
     script = """
         import sys, torch
-        from isthmus import _build_info, native
+        from isthmus import _build_info
+        from isthmus.base import native
         base, _, local = torch.__version__.partition("+")
         patch = base.rpartition(".")[0] + ".99"
 

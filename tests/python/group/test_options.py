@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import isthmus
-from isthmus import native
+from isthmus.base import native
 
 
 def test_keywords_over_environment_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

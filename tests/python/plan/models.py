@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from isthmus.model.layout import Parameter
 from isthmus.plan.units import Model, Unit
-from isthmus.units.layout import Parameter
 
 
 def units_of_sizes(sizes: Sequence[int]) -> Model:

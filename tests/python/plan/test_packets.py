@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 import isthmus
-from isthmus import native as _native
+from isthmus.base import native as _native
 from isthmus.plan import packets
 from isthmus.plan.assumptions import codec_speeds
 from isthmus.plan.packets import WireOptions

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from isthmus.model.layout import Parameter
 from isthmus.plan.assumptions import Compute, Links, codec_speeds
 from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
@@ -15,7 +16,6 @@ from isthmus.plan.step import PipelinePlan, Setting, StepPlan
 from isthmus.plan.strategies import PIPELINE, STRATEGIES, strategies_named
 from isthmus.plan.units import Model, Unit, preset
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, world_formula
-from isthmus.units.layout import Parameter
 from python.plan.models import units_of_sizes
 
 EVERYTHING = WireOptions(codec="tagc", min_elements=0)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
-from isthmus.backends import backend_of
+from isthmus.base.backends import backend_of
 from isthmus.group import process
 from isthmus.report import explain as explain_module
 from isthmus.report.explain import explain, why_exact

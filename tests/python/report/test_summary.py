@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import isthmus
-from isthmus import job
+from isthmus.base import job
 from isthmus.group import process
 from isthmus.report import loggers
-from isthmus.report.looks import behind, behind_since_last_look, in_words
+from isthmus.report.checks import behind, behind_since_last_check, in_words
 from isthmus.report.statistics import added
 from isthmus.report.summary import crossing, summary_lines
 from python.report import made_up_stats as made_up
@@ -228,11 +228,11 @@ def one_is_late(rank: int, world_size: int) -> tuple[dict[int, float], str]:
             dist.reduce_scatter_tensor(torch.empty(4096), torch.ones(3 * 4096))
 
     step()
-    behind_since_last_look([isthmus.stats()])
+    behind_since_last_check([isthmus.stats()])
     for _ in range(3):
         step()
     found: dict[int, float] = isthmus.stats()["peer_waits_s"]["inter"]
-    return found, behind_since_last_look([isthmus.stats()])
+    return found, behind_since_last_check([isthmus.stats()])
 
 
 @pytest.mark.processes

@@ -12,8 +12,8 @@ import torch
 from torch.distributed import ReduceOp, TCPStore
 from torchft import process_group
 
+from isthmus.model.prepared import Described
 from isthmus.torchft import ProcessGroupIsthmus
-from isthmus.units.prepared import Described
 
 Result = TypeVar("Result")
 

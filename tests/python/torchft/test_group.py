@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed import ReduceOp, TCPStore
 from torchft import process_group_test as own
 
-from isthmus import native
+from isthmus.base import native
+from isthmus.model.prepared import Described
 from isthmus.torchft import ProcessGroupIsthmus
-from isthmus.units.prepared import Described
 from python.torchft.members import (
     ELEMENTS,
     SHORT,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.torchft.quorum import Place, moved
+from isthmus.torchft.quorum import RankPosition, moved
 
 SCALE = 0.5  # a power of two: products have no rounding
 
@@ -61,7 +61,7 @@ def test_an_element_keeps_what_was_not_sent_of_it(
     old = data.draw(st.integers(0, before[0] * before[1] - 1))
     new = data.draw(st.integers(0, now[0] * now[1] - 1))
     state = state_of(num_elements, old, *before)
-    result = moved(state, Place(old, node_of_rank(*before)), Place(new, node_of_rank(*now)))
+    result = moved(state, RankPosition(old, node_of_rank(*before)), RankPosition(new, node_of_rank(*now)))
     chunk = -(-num_elements // (now[0] * now[1]))
     assert result["residual"].numel() == (now[0] - 1) * chunk
     assert result["result_residual"].numel() == chunk
@@ -77,7 +77,7 @@ def test_an_element_keeps_what_was_not_sent_of_it(
 @given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 60), st.data())
 def test_there_and_back(before: int, now: int, num_elements: int, data: st.DataObject) -> None:
     old, new = data.draw(st.integers(0, before - 1)), data.draw(st.integers(0, now - 1))
-    here, there = Place(old, node_of_rank(before, 1)), Place(new, node_of_rank(now, 1))
+    here, there = RankPosition(old, node_of_rank(before, 1)), RankPosition(new, node_of_rank(now, 1))
     state = state_of(num_elements, old, before, 1)
     back = moved(moved(state, here, there), there, here)
     assert torch.equal(back["residual"], state["residual"])
@@ -85,6 +85,6 @@ def test_there_and_back(before: int, now: int, num_elements: int, data: st.DataO
 
 
 def test_a_state_that_has_nothing_to_send_stays_as_it_is() -> None:
-    two, three = Place(0, [0, 1]), Place(0, [0, 1, 2])
+    two, three = RankPosition(0, [0, 1]), RankPosition(0, [0, 1, 2])
     for state in (state_of(5, 0, 2, 1, scale=0), state_of(5, 0, 2, 1) | {"residual": torch.zeros(0)}):
         assert moved(state, two, three) is state

@@ -17,7 +17,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from isthmus.backends import backend_of
+from isthmus.base.backends import backend_of
 from python.training.wraps import fsdp1, fsdp2, hsdp
 from support.checks import Table
 from support.families import gathered, isthmus_groups, run_table, same_on_all_ranks, units_of_groups, weights_of, world

@@ -1,5 +1,5 @@
 // The single-tier form of tagc against the CPU's: indexes, sketches, residuals, sums and counts.
-#include "codec/tagc/flat.h"
+#include "kernels/tagc/flat.h"
 
 #include <algorithm>
 #include <memory>

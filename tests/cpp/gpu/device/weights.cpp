@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "codec/weights/weight_coder.h"
 #include "kernels/weights/job.h"
+#include "kernels/weights/weight_coder.h"
 #include "tests/cpp/gpu/device/tests.h"
 
 namespace isthmus::gpu {

@@ -1,1 +1,0 @@
-"""`isthmus.attach`: models that reduce and gather over Isthmus while everything else stays on another backend."""

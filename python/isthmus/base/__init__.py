@@ -1,0 +1,1 @@
+"""What the rest stands on: the native module, the job, errors that all ranks report alike."""

@@ -1,1 +1,0 @@
-"""Residuals: saving and loading them."""

@@ -1,0 +1,64 @@
+// How a communicator's collectives move their data. See docs/algorithms.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "communicator/path/packet_coder.h"
+#include "communicator/plan/reduction_planner.h"
+#include "communicator/run/run.h"
+#include "communicator/run/tier_set.h"
+#include "isthmus/buffer.h"
+#include "isthmus/options.h"
+
+namespace isthmus {
+
+// Gathers, and the gather of an all-reduce's result, are those of two tiers on every path; paths differ in how they
+// reduce. Callers have checked sizes and types. It is stateless: a collective's state is in its Run, its plan, and the
+// plan's unit.
+class Path {
+ public:
+  // tiers, device and options outlive it.
+  Path(const TierSet& tiers, Device& device, const Options& options)
+      : tiers_(tiers), device_(device), options_(options), coder_(device) {}
+  virtual ~Path() = default;
+
+  // shard = plan.scale * sum over ranks of this rank's chunk of `gradient`. Chunks are equal, and neither buffer is
+  // empty.
+  virtual void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const = 0;
+
+  // data = plan.scale * sum over ranks of `data`, which is not empty. It is a reduce-scatter whose result is encoded
+  // again and gathered; every rank decodes it.
+  void all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const;
+
+  // Chunk r of `gathered` = rank r's shard, which is not empty. It goes along the rail, then within the node. rail: the
+  // shards of this rail, by node, if they have crossed already; else empty.
+  void all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail = {}) const;
+
+ protected:
+  // Copies every rank's equal part from rank order to the order of nodes (by_node), or back.
+  void reorder(ConstBuffer in, Buffer out, bool by_node, Stream stream) const;
+  // Starts an operation of a tier for each owner, all as one, and waits for `first`, where it is not null, and for all.
+  static void run_for_owners(Transport& tier, const std::vector<int>& owners, Stream stream, HandlePtr first,
+                             const std::function<HandlePtr(int)>& start);
+
+  const TierSet& tiers_;
+  Device& device_;
+  const Options& options_;
+  const PacketCoder coder_;
+
+ private:
+  // The steps of all_reduce().
+  ConstBuffer in_equal_chunks(Run& run, ConstBuffer data) const;
+  Buffer encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const;
+  void decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const;
+  Buffer place_of_packets(int first, int count, int64_t chunk, Buffer data) const;
+
+  // The steps of all_gather().
+  void gather(Run& run, ConstBuffer shard, Buffer by_node) const;
+  ConstBuffer gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
+  void gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const;
+};
+
+}  // namespace isthmus
