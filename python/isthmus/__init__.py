@@ -73,17 +73,17 @@ __all__ = [
 
 # Which module has which names; the native module has the rest.
 _MODULES = {
-    "attached.attach": ("attach", "detach"),
+    "model.attach": ("attach", "detach"),
     "report.explain": ("explain",),
     "report.loggers": ("log_to",),
     "report.statistics": ("reset_stats", "stats"),
     "report.summary": ("summary",),
-    "residuals.saved_state": ("LoadReport",),
-    "residuals.state": (
+    "model.saved_state": ("LoadReport",),
+    "model.residuals": (
         *("begin_step", "clear_residuals", "load_checkpoint", "load_state_dict"),
         *("scale_residuals", "skip_step", "state_dict"),
     ),
-    "units.prepare": ("prepare", "unit"),
+    "model.prepare": ("prepare", "unit"),
 }
 
 

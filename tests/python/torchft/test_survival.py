@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 
 from faults.harness import built_interposer
 from isthmus.benchmarks.simulate.network import Network, open_network
-from isthmus.benchmarks.survival.job import Job
+from isthmus.benchmarks.survival.job import ElasticJob
 from isthmus.torchft import ProcessGroupIsthmus
 from python.torchft.members import enter
 from python.torchft.training import (
@@ -41,7 +41,7 @@ NUM_MEMBERS = 3
 RATE = "100mbit"
 
 
-class Harmed(Job):
+class Harmed(ElasticJob):
     """A job whose members come to harm, and write down what they committed."""
 
     def __init__(self, network: Network, folder: Path) -> None:
