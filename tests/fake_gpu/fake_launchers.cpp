@@ -133,10 +133,10 @@ void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
   fake::add_squared_error(executor, job);
 }
 
-void cuda_guard_residual(ResidualGuard* guard, Buffer residual, DeviceCounts* counts, void* stream) {
+void cuda_drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, DeviceCounts* counts, void* stream) {
   Executor executor(stream);
-  fake_gpu::trace_work("guard", static_cast<cudaStream_t>(stream), {test::writes(residual)});
-  fake::guard_residual(executor, guard, residual, counts);
+  fake_gpu::trace_work("drop residual after spike", static_cast<cudaStream_t>(stream), {test::writes(residual)});
+  fake::drop_residual_after_spike(executor, magnitudes, residual, counts);
 }
 
 }  // namespace isthmus::kernels
