@@ -29,7 +29,7 @@ def measure() -> list[Check]:
         from isthmus.benchmarks.training.run import run_training
     except ModuleNotFoundError as error:
         return [Check("imports", NOT_RUN, detail=str(error))]
-    config = TrainingConfig(device="cuda", quick=True)
+    config = TrainingConfig(device="cuda", links=("10gbit", "25gbit"), quick=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
             report = build_report(run_training(config, Path(folder), Console(width=200, no_color=True)))

@@ -27,6 +27,33 @@ def test_codecs(step: Step) -> None:
     step.program("test_device_cuda", "--gtest_filter=Codecs.*")
 
 
+@pytest.mark.limit(210, least=60)
+def test_link(step: Step) -> None:
+    """isthmus bench training: plain and compressed, over links of 10 and 25 Gbit/s between
+    simulated nodes"""
+    step.python("gpu.link")
+
+
+@pytest.mark.limit(120, least=20)
+def test_collectives(step: Step) -> None:
+    """collectives of isthmus against plain sums, and against its own CPU side; a reduce-scatter captured by
+    torch.cuda.graph; phases in torch.profiler, device timings in stats"""
+    # Four processes take 15 s to start on a GPU: one start for several worlds.
+    step.python("gpu.worlds", "collectives", "capture", "profile", **shared_gpu.ENVIRONMENT)
+
+
+@pytest.mark.limit(60, least=20)
+def test_killed(step: Step) -> None:
+    """a rank is killed in the middle of a step: every other one gets an error that names it"""
+    step.python("gpu.worlds", "killed", **shared_gpu.ENVIRONMENT)
+
+
+@pytest.mark.limit(150, least=20)
+def test_training(step: Step) -> None:
+    """FSDP2, HSDP, FSDP1 and DDP on isthmus 2x2 against nccl"""
+    step.python("gpu.worlds", "training", **shared_gpu.ENVIRONMENT)
+
+
 @pytest.mark.limit(45)
 def test_device(step: Step) -> None:
     """conversions, streams, events, faults"""
@@ -39,36 +66,10 @@ def test_graphs(step: Step) -> None:
     step.program("test_device_cuda", "--gtest_filter=Graphs.*")
 
 
-@pytest.mark.limit(120, least=20)
-def test_collectives(step: Step) -> None:
-    """collectives of isthmus against plain sums, and against its own CPU side; a reduce-scatter captured by
-    torch.cuda.graph; phases in torch.profiler, device timings in stats"""
-    # Four processes take 15 s to start on a GPU: one start for several worlds.
-    step.python("gpu.worlds", "collectives", "capture", "profile", **shared_gpu.ENVIRONMENT)
-
-
-@pytest.mark.limit(150, least=20)
-def test_training(step: Step) -> None:
-    """FSDP2, HSDP, FSDP1 and DDP on isthmus 2x2 against nccl"""
-    step.python("gpu.worlds", "training", **shared_gpu.ENVIRONMENT)
-
-
-@pytest.mark.limit(150, least=60)
-def test_link(step: Step) -> None:
-    """isthmus bench training: plain and compressed, over a link of 10 Gbit/s between simulated nodes"""
-    step.python("gpu.link")
-
-
 @pytest.mark.limit(75, least=20)
 def test_bench(step: Step) -> None:
     """speed of codecs beside a copy"""
     step.program("bench_cuda")
-
-
-@pytest.mark.limit(60, least=20)
-def test_killed(step: Step) -> None:
-    """a rank is killed in the middle of a step: every other one gets an error that names it"""
-    step.python("gpu.worlds", "killed", **shared_gpu.ENVIRONMENT)
 
 
 @pytest.mark.limit(60, least=20)
