@@ -150,6 +150,32 @@ TEST_P(UnitParameters, WithoutAResidualAllSetsAreCompressed) {
   EXPECT_EQ(unit.world().ranks[0]->units().states().at(0).step, 4u);
 }
 
+// Sizes do not tell them apart: the sum would be of different parameters, without a word.
+TEST_P(UnitParameters, NodesThatReduceOtherParametersOfOneSizeAreTold) {
+  for (const char* codec : {"quant", "none"}) {
+    World world(NodeMap::parse("2x1", 2), options_of_codec(codec));
+    const auto all = sections_of(kAll);
+    const int rows = GetParam() == Collective::kReduceScatter ? 2 : 1;
+    const UnitKey key{"unit", rows * all->row_elements(), kFloat32, GetParam(), all->hash()};
+    const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
+      const auto sections = sections_of({rank, 2});
+      Array gradient(random_values(rows * sections->row_elements(), 3), kFloat32);
+      const KeyedReduction reduction{key, 1, {}, sections};
+      if (rows == 2) {
+        const Buffer shard = gradient.buffer().part(rank, sections->row_elements());
+        world.ranks[rank]->reduce_scatter(gradient.view(), shard, reduction);
+      } else {
+        world.ranks[rank]->all_reduce(gradient.buffer(), reduction);
+      }
+    });
+    EXPECT_TRUE(outcomes[0].threw<PacketError>() || outcomes[1].threw<PacketError>()) << codec;
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_TRUE(outcome.threw<TransportError>() || outcome.text.find("packet with unit ") != std::string::npos)
+          << outcome.text;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Collectives, UnitParameters,
                          ::testing::Values(Collective::kReduceScatter, Collective::kAllReduce),
                          [](const auto& parameter) { return std::string(to_string(parameter.param)); });
