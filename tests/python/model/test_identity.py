@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import isthmus
 from python.model.identity import KEEPING, REASONS, UNITS, TwoLayers, group_of, world_of
 from python.training.wraps import simple_fsdp
-from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained
+from support.checkpoints import backward, exact_calls, fsdp1, fsdp2, mesh_of, steps_of, trained
 from support.checkpoints import group as tagc_group
 from support.checks import Table
 from support.families import run_table, world
@@ -188,6 +188,18 @@ def a_model_that_one_rank_keeps_makes_no_difference() -> None:
             if dist.get_rank() == 1:
                 gc.collect()
         assert exact_calls(process_group) == {}
+    # FSDP1's units are numbered as they are first reduced.
+    process_group = tagc_group()
+    kept = []
+    for _ in range(3):
+        model = trained(fsdp1(mesh_of(process_group)))
+        if dist.get_rank() == 0:
+            kept.append(model)
+        del model
+        gc.collect()
+    assert exact_calls(process_group) == {}
+    names = {unit["name"] for unit in isthmus.stats(process_group)["units"]}
+    assert len(names) == 3 * len(UNITS), names
 
 
 @table
