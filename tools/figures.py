@@ -110,12 +110,12 @@ def speeds(printed: str) -> Speeds:
 
 #: Benchmarks, with the row's name and its target with AVX2.
 QUANT = {
-    "quant/8bit": ("8 bits", ""),
-    "quant/4bit": ("4 bits", "0.5 / 0.8"),
-    "quant/3bit": ("3 bits", ""),
-    "quant/2bit": ("2 bits", "0.45 / 0.8"),
-    "quant/1bit": ("1 bit", ""),
-    "quant/4bit-feedback": ("4 bits, error feedback", ""),
+    "quant/8bit": ("`quant` 8 bits", ""),
+    "quant/4bit": ("`quant` 4 bits", "0.5 / 0.8"),
+    "quant/3bit": ("`quant` 3 bits", ""),
+    "quant/2bit": ("`quant` 2 bits", "0.45 / 0.8"),
+    "quant/1bit": ("`quant` 1 bit", ""),
+    "quant/4bit-feedback": ("`quant` 4 bits, error feedback", ""),
 }
 TAGC = {
     "exact_sum": "exact sum",
@@ -178,8 +178,7 @@ FIGURES = (
         "--benchmark_filter=64MiB --benchmark_format=json || exit; done",
         5,
         {
-            "codecs-tagc": ("docs/tagc.md", tagc),
-            "codecs-quant": ("docs/quant.md", quant),
+            "codecs": ("docs/quant.md", lambda printed: f"{quant(printed)}\n\n{tagc(printed)}"),
         },
     ),
     Figures("faults", "python tests/faults/table.py", 10, document="docs/faults.md"),

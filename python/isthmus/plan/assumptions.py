@@ -157,7 +157,7 @@ class CodecSpeeds:
     source: str
 
 
-#: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2, where memcpy has 10.5 GB/s. tagc
+#: docs/quant.md, "Speed on a CPU": 64 MiB of float32 on one core with AVX2, where memcpy has 10.5 GB/s. tagc
 #: at 10x, quant with 4 bits.
 _MEASURED_CPU = {
     "none": CodecSpeed(5.78, 5.09),
@@ -172,8 +172,7 @@ _ASSUMED_NONE = CodecSpeed(1000.0, 1000.0)
 def codec_speeds(text: str) -> CodecSpeeds:
     """What "cpu", "gpu", "100" or "100/150" (encode/decode, GB/s) means. ValueError names the text."""
     if text == "cpu":
-        documents = "docs/tagc.md, docs/quant.md"
-        return CodecSpeeds(_MEASURED_CPU, f"benchmark of the codecs on one CPU core with AVX2 ({documents})")
+        return CodecSpeeds(_MEASURED_CPU, "benchmark of the codecs on one CPU core with AVX2 (docs/quant.md)")
     encode, _, decode = ("100" if text == "gpu" else text).partition("/")
     try:
         speed = CodecSpeed(float(encode), float(decode or encode))
@@ -182,7 +181,7 @@ def codec_speeds(text: str) -> CodecSpeeds:
     except ValueError as error:
         raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
     assumed = "assumed for a GPU"
-    source = f"{assumed}; docs/cuda.md has what an H200 took" if text == "gpu" else f"given; none: {assumed}"
+    source = f"{assumed}; docs/h200.md has what an H200 took" if text == "gpu" else f"given; none: {assumed}"
     return CodecSpeeds({"none": _ASSUMED_NONE} | dict.fromkeys(("tagc", "quant", "delta"), speed), source)
 
 

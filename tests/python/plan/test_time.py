@@ -244,4 +244,4 @@ def test_codec_speeds_are_measured_ones_given_ones_or_assumed_and_say_which():
     assert codec_speeds("100/150").by_codec["tagc"] == CodecSpeed(100, 150)
     assert codec_speeds("100").by_codec["tagc"] == CodecSpeed(100, 100)
     assert codec_speeds("gpu").source.startswith("assumed")
-    assert "docs/tagc.md" in codec_speeds("cpu").source
+    assert "docs/quant.md" in codec_speeds("cpu").source
