@@ -42,7 +42,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch), ``world``
     (those that the world backend carries, by call: ``calls``, and the ``sent_bytes`` and ``received_bytes`` of payload
-    that must cross the border of this rank's node, this rank's share: docs/operate.md has the formulas),
+    that must cross the border of this rank's node, this rank's share: docs/operate.md says which),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
     elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed``, by node
     ``differing`` and by reason ``whole``, and the memory of replicas), ``peer_waits_s`` (by tier, on the CPU: for how
