@@ -1,6 +1,5 @@
 // When a residual is dropped: a step's values were far larger than those of the steps before. Such a step is thrown
-// away by most programs, and its residual would come in the next one. See docs/algorithms.md, "Steps that are thrown
-// away".
+// away by most programs, and its residual would come in the next one. See docs/algorithms.md, "Units".
 #pragma once
 
 #include <cstdint>

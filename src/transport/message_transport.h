@@ -24,7 +24,7 @@ const char* to_string(Operation operation);
 // Where all links of a tier are of one kind (one node, or one rank a node), each part goes straight to its owner, which
 // sums in rank order. With s ranks and parts of b bytes every rank sends (s-1) b. Within a node all parts leave at
 // once. Between nodes they leave in rounds, in which every rank has one sender and one receiver. If all ranks sent to
-// all at once, a node's link would be overloaded, drop packets and carry them again (docs/demo.md).
+// all at once, a node's link would be overloaded, drop packets and carry them again.
 //
 // In a tier that spans nodes with several ranks each ("flat") data goes around a ring, from r to r + 1, so that with
 // block placement only one edge leaves each node. Sums follow the order of the ring, and partial sums travel in the
