@@ -1,5 +1,5 @@
 // The passes of one encoding and one decoding of codec `tagc`, in their order; kernels/block/passes.h says what an
-// executor is. docs/cuda.md says what each pass reads and writes.
+// executor is.
 #pragma once
 
 #include <algorithm>
