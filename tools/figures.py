@@ -59,13 +59,13 @@ def short(value: float, digits: int = 2) -> str:
 def training(report: dict[str, Any]) -> str:
     """One row an arm."""
     link = report["headline_link"]
-    head = ["arm", "", f"s a step at {link.replace('mbit', ' Mbit/s')}", "with no limit"]
+    head = ["arm", f"s a step at {link.replace('mbit', ' Mbit/s')}", "with no limit"]
     head += ["MB a step between nodes", "of it for gradients", "validation loss"]
     rows = []
     for name, arm in report["arms"].items():
         megabytes = (arm["link_bytes_per_step"] / 1e6, arm["reduce_scatter_link_bytes_per_step"] / 1e6)
         by_link = arm["by_link"]
-        cells = [f"`{name}`", arm["description"], *(short(by_link[of]["median_step_s"]) for of in (link, "unshaped"))]
+        cells = [f"`{name}`", *(short(by_link[of]["median_step_s"]) for of in (link, "unshaped"))]
         rows.append([*cells, *(f"{value:.2f}" for value in megabytes), f"{arm['val_loss']:.3f}"])
     return table(head, rows)
 
