@@ -24,9 +24,10 @@ def test_every_option_stands_in_the_table():
     table = (ROOT / "docs/operate.md").read_text()
     defaults = isthmus.Options()
     for name, variable, value_range, meaning, users in _native.load().option_fields():
+        assert variable == f"ISTHMUS_{name.upper()}"  # as the page says
         value = getattr(defaults, name)
         default = "empty" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-        cells = [f"`{name}`", f"`{variable}`", default, value_range, users, meaning]
+        cells = [f"`{name}`", default, value_range, users, meaning]
         row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         assert row in table
 

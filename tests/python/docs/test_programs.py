@@ -70,7 +70,7 @@ def test_recipes_for_torch() -> None:
         assert all(0.05 < coded < 0.13 for coded in of_rank.values()), of_rank
 
 
-# --- docs/related.md: the rotated code is what codec `quant` does ---
+# --- docs/quant.md: the rotated code is what codec `quant` does ---
 
 
 BITS = range(1, 8)
@@ -121,7 +121,7 @@ def signs_of_first_packet() -> Rows:
 @pytest.mark.parametrize("bits", BITS)
 def test_the_rotated_code_is_what_arrives_over_the_backend(bits: int) -> None:
     shown: dict[str, Any] = {}
-    exec(programs("docs/related.md")["rotated.py"], shown)
+    exec(programs("docs/quant.md")["rotated.py"], shown)
     expected = shown["arrives"](rows_of_gradients(), signs_of_first_packet(), bits)
     arrived = ranks.run(received, 2, bits)[0]
     np.testing.assert_allclose(arrived, expected, rtol=2**-8)  # scales cross as bfloat16
