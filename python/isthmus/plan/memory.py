@@ -101,7 +101,7 @@ def memory_of(
 
 
 def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
-    """Return the scratch bytes of a collective on Isthmus, ranks placed in blocks (docs/algorithms.md, "Memory").
+    """Return the scratch bytes of a collective on Isthmus, ranks placed in blocks.
 
     All collectives share a slab, which grows by pieces and so may exceed the largest need.
     """

@@ -206,8 +206,3 @@ assert all(torch.equal(before[key], after[key]) for key in before if "/" in key)
 dist.destroy_process_group()
 """
     run(f"{imports}\n{functions}\ndone = 0\nfolder ={before}{steps}{after}", 2, "2x1", str(tmp_path))
-
-
-@pytest.mark.parametrize("name", sorted(OF_CHECKPOINTS.keys() - {"resume.py"}))
-def test_other_programs(name: str) -> None:
-    assert "steps were skipped" in run(OF_CHECKPOINTS[name], 2, "2x1")
