@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rows import COLLECTIVES, GROUPS, LABELS, OPS, OTHER_DTYPES, TAKEN_DTYPES, Row
+from rows import COLLECTIVES, LABELS, OPS, OTHER_DTYPES, TAKEN_DTYPES, Row
 
 if TYPE_CHECKING:
     from world import Results
@@ -67,15 +67,7 @@ def tables(results: Mapping[str, dict[str, Any]]) -> str:
     parts.append(
         _table(results, "Types of what only moves", MOVING, dtypes, f"{{column}}|dtype={{row}}|op=sum|{plain}")
     )
-    names = [collective.name for collective in COLLECTIVES]
-    for axis, title in (("layout", "Layouts"), ("mode", "Ways to call and to wait"), ("group", "Groups")):
-        values = list(dict.fromkeys(value for collective in COLLECTIVES for value in collective.axis(axis)))
-        values += ["detail"] if axis == "group" else []
-        parts.append(_table(results, title, names, values, f"{{column}}|{axis}={{row}}|{plain}"))
-    scenarios = sorted({key.split("|")[0] for found in results.values() for key in found["cells"]} - set(names))
-    columns = [*GROUPS, "detail"]
-    parts.append(_table(results, "Whole scenarios, by group", columns, scenarios, f"{{row}}|group={{column}}|{plain}"))
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, _exceptions(results[max(results)], plain)]) + "\n"
 
 
 def _totals(results: Mapping[str, dict[str, Any]]) -> str:
@@ -123,6 +115,43 @@ def _table(
     ]
     for names, cells in zip(by_cells.values(), zip(*alike, strict=True), strict=True):
         lines.append(f"| {', '.join(names)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _exceptions(found: Mapping[str, Any], label: str) -> str:
+    """Return what there is on the other axes, and a table of what is not equal; calls with equal cells share a row."""
+    axes = {"layout": "Layouts", "mode": "ways to call and to wait", "group": "groups"}
+    signs: dict[str, dict[str, str]] = {}  # by call and value, both in the order of the table
+    values: dict[str, list[str]] = {axis: [] for axis in axes}
+    for key, verdict in found["cells"].items():
+        call, what, of_label = key.split("|", 2)
+        axis, _, value = what.partition("=")
+        if axis in axes and of_label == label:
+            signs.setdefault(call, {})[value] = _sign([verdict])
+            values[axis] += [] if value in values[axis] else [value]
+    names = [collective.name for collective in COLLECTIVES]
+    scenarios = sorted(signs.keys() - set(names))
+    others = [sign for sign in SIGNS.values() if sign != "=" and any(sign in of.values() for of in signs.values())]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for call in [*names, *scenarios]:
+        cells = []
+        for sign in others:
+            having = [value for axis in axes for value in values[axis] if signs[call].get(value) == sign]
+            cells.append("all" if len(having) == len(signs[call]) else ", ".join(having))
+        if any(cells):
+            alike.setdefault(tuple(cells), []).append(call)
+    lines = [
+        "### " + ", ".join(axes.values()),
+        "",
+        *(f"- {title}: {', '.join(values[axis])}" for axis, title in axes.items()),
+        f"- whole scenarios: {', '.join(scenarios)}",
+        "",
+        "All are `=` but:",
+        "",
+        "| | " + " | ".join(others) + " |",
+        "|---" * (len(others) + 1) + "|",
+        *(f"| {', '.join(calls)} | {' | '.join(cells)} |" for cells, calls in alike.items()),
+    ]
     return "\n".join([*lines, ""])
 
 
