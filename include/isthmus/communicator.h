@@ -79,11 +79,7 @@ class Communicator {
   // type. It goes through options.codec with the unit's residual. Where it must be exact, or policy or shape exclude
   // it, it goes through codec `none`, and the reason is counted. Types are floating; float64 is always plain. `shard`
   // may be this rank's chunk of `gradient`.
-  // input_stream: on a GPU, a stream of the same device and capture whose present work makes `gradient`. If it is
-  // given, the sum begins behind that work, and only what writes `shard` waits for `stream`: two reductions on one
-  // `stream` then overlap. The caller leaves `gradient` alone until the event passes.
-  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream = {},
-                          std::optional<Stream> input_stream = {});
+  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream = {});
 
   // data = scale * sum over ranks of data, with the same bits on every rank, for any number of elements. Codecs are
   // chosen as for reduce_scatter(): each rank reduces its chunk, and every rank decodes the same packet of the result.

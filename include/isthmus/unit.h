@@ -75,6 +75,10 @@ struct Reduction {
   // The parameters that have gradients, where some of the unit's have none; null: all have. The input is then smaller.
   // A unit that has a residual is exact then, and its residual rests (kResidualRests).
   std::shared_ptr<const Sections> sections = nullptr;
+  // On a GPU, a stream of the same device and capture whose present work makes the input. If it is given, the reduction
+  // begins behind that work, and only what writes the result waits for the caller's stream: two reductions of one
+  // caller then overlap. The caller leaves the input alone until the reduction's event passes.
+  std::optional<Stream> input_stream = {};
 };
 
 // What a checkpoint holds for one unit on one rank. It owns its memory.

@@ -135,10 +135,10 @@ struct Communicator::Impl {
 
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
-  EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce) {
+  EventPtr run_reduction(const Reduction& reduction, Stream stream, const Reduce& reduce) {
     units.require_own(*reduction.unit);
-    planner.check_capture(reduction, caller.own);
-    return run(reduction.unit->key.collective, caller, [&](Run& run) {
+    planner.check_capture(reduction, stream);
+    return run(reduction.unit->key.collective, {stream, reduction.input_stream}, [&](Run& run) {
       run.set_phase(Phase::kPlan);
       const ReductionPlan plan = planner.plan(run, reduction);
       run.set_phase(Phase::kIntraReduceScatter);
@@ -298,8 +298,7 @@ Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, 
 
 Communicator::~Communicator() = default;
 
-EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream,
-                                      std::optional<Stream> input_stream) {
+EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream) {
   const int num_ranks = impl_->tiers.world_size();
   ISTHMUS_CHECK(Error, gradient.dtype != DataType::kByte && gradient.dtype == shard.dtype, "reduce_scatter of ",
                 to_string(gradient.dtype), " into ", to_string(shard.dtype), ": expected one floating type");
@@ -307,8 +306,9 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
                 gradient.num_elements, " elements over ", num_ranks, " ranks into ", shard.num_elements, ": expected ",
                 num_ranks, " chunks of the shard's size");
   check_reduction(reduction, Collective::kReduceScatter, gradient, num_ranks);
-  return impl_->run_reduction(reduction, {stream, input_stream}, [&](Run& run, const ReductionPlan& plan) {
+  return impl_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
+      run.admit_output(Lane::kDecode);
       impl_->path->reduce_scatter(run, plan, gradient, shard);
     }
   });
@@ -318,7 +318,7 @@ EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Strea
   ISTHMUS_CHECK(Error, data.dtype != DataType::kByte, "all_reduce of ", to_string(data.dtype),
                 ": expected a floating type");
   check_reduction(reduction, Collective::kAllReduce, data, impl_->tiers.world_size());
-  return impl_->run_reduction(reduction, {stream, {}}, [&](Run& run, const ReductionPlan& plan) {
+  return impl_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
       impl_->path->all_reduce(run, plan, data);
     }

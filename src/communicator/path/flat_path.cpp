@@ -15,7 +15,6 @@ void FlatPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer g
   const SumType type = sum_type(gradient.dtype);
   const Buffer sum = run.take(shard.num_elements, type.dtype);
   sum_plainly(run, gradient, sum);
-  run.admit_output(Lane::kDecode);
   run.enter(Lane::kDecode);
   device_.convert_scaled(sum, plan.scale * type.divisor, shard, run.tail());
 }
@@ -58,7 +57,6 @@ void FlatPath::sum_tagc(Run& run, const ReductionPlan& plan, ConstBuffer gradien
     const Step step(run, Phase::kFlatSketch, Lane::kInter, &CollectiveStats::exchange_s);
     tiers_.flat().reduce_scatter(chunks.sketches, summed_sketch, run.tail())->wait(run.tail());
   }
-  run.admit_output(Lane::kDecode);
   const Step step(run, Phase::kDecode, Lane::kDecode, &CollectiveStats::decode_s);
   run.codec_counts += tagc_flat.decode(chunks.indexes.part(tiers_.rank(), index_bytes), summed_sketch, sum, context,
                                        run.workspace(tagc_flat.decode_scratch_bytes(sum.num_elements)));

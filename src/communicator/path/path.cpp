@@ -81,9 +81,12 @@ Buffer Path::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer resu
 }
 
 // Every rank, also the owner, decodes each chunk from its packet, so that all have the same bits. A GPU decodes all
-// packets at once. The CPU decodes one after another, which takes less memory.
+// packets at once, on another lane than pieces: those of the next unit do not wait for this unit's gather. The CPU
+// decodes one after another, which takes less memory.
 void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const {
-  const Step step(run, Phase::kDecodeResult, Lane::kDecode, &CollectiveStats::decode_s);
+  const Lane lane = lane_of(PacketUse::kArrivedResult);
+  run.admit_output(lane);
+  const Step step(run, Phase::kDecodeResult, lane, &CollectiveStats::decode_s);
   Codec& codec = *plan.codecs.result;
   const int num_packets = tiers_.world_size();
   const int at_once = device_.is_host() ? 1 : num_packets;

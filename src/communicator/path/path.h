@@ -25,7 +25,7 @@ class Path {
   virtual ~Path() = default;
 
   // shard = plan.scale * sum over ranks of this rank's chunk of `gradient`. Chunks are equal, and neither buffer is
-  // empty.
+  // empty. The shard is written on the decode lane alone.
   virtual void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const = 0;
 
   // data = plan.scale * sum over ranks of `data`, which is not empty. It is a reduce-scatter whose result is encoded

@@ -16,7 +16,6 @@ void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffe
     crossings.push_back(exchange_along_rail(run, packets, segment));
   }
   const EventPtr own_summed = sum_within_node(run, pieces, /*own=*/true, summed);
-  run.admit_output(Lane::kDecode);
   for (Crossing& crossing : crossings) {
     decode(run, plan, pieces.sums, own_summed, crossing, shard);
   }

@@ -27,7 +27,10 @@ struct Codecs {
 // previous step's packet is decoded. The use also keeps packets of results and of pieces apart.
 enum class PacketUse : uint8_t { kPiece, kArrivedPiece, kResult, kArrivedResult };
 inline constexpr int kNumPacketUses = 4;
-inline Lane lane_of(PacketUse use) { return use == PacketUse::kPiece ? Lane::kEncode : Lane::kDecode; }
+inline Lane lane_of(PacketUse use) {
+  constexpr Lane kLanes[kNumPacketUses] = {Lane::kEncode, Lane::kDecode, Lane::kDecode, Lane::kGatherIntra};
+  return kLanes[static_cast<int>(use)];
+}
 inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use) {
   return {use >= PacketUse::kResult ? ~unit_hash : unit_hash, step};
 }

@@ -200,7 +200,7 @@ class BackendIsthmus final : public c10d::Backend {
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
 
   // Reductions. side: the first tensor's.
-  WorkPtr submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input, const Reduction& gradient,
+  WorkPtr submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input, Reduction gradient,
                            std::chrono::milliseconds timeout);
   WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
 

@@ -48,7 +48,8 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   call.timeout = timeout_or_default(timeout);
   // The input is a part of the output where FSDP2 gathers, so the stream that wrote it is the one that owns both.
   const bool is_copied = call.input_is_copy || !call.written.is_same(output);
-  const auto owner = is_copied ? std::nullopt : told_input_stream();
+  const UnitCall* const told = told_call();
+  const auto owner = is_copied || told == nullptr ? std::nullopt : told->input_stream;
   if (unit == nullptr) {
     call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written), owner](
                    Communicator& communicator, Stream stream) {
@@ -60,7 +61,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   call.operation.unit = key.name;
   const Buffer gathered{call.written.data_ptr(), key.num_elements, key.dtype};
   const ConstBuffer shard{call.input.const_data_ptr(), key.num_elements / group_.size, key.dtype};
-  call.in_halves = told_call() != nullptr && told_call()->in_halves;
+  call.in_halves = told != nullptr && told->in_halves;
   call.begin = [shard, gathered, unit, owner](Communicator& communicator, Stream stream) {
     return communicator.gather_weights(shard, gathered, unit, owner.value_or(stream));
   };

@@ -51,7 +51,7 @@ CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
 }  // namespace
 
 WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                         const Reduction& gradient, std::chrono::milliseconds timeout) {
+                                         Reduction gradient, std::chrono::milliseconds timeout) {
   const UnitKey& unit = gradient.unit->key;
   const DataType dtype = unit.dtype;
   TwoTierCall call;
@@ -69,10 +69,12 @@ WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, c
     call.input = contiguous(input);
     call.input_is_copy = !call.input.is_same(input);
     call.written = contiguous_stand_in(output);
-    const auto written_on = call.input_is_copy ? std::nullopt : told_input_stream();
-    call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient,
-                written_on](Communicator& communicator, Stream stream) {
-      return communicator.reduce_scatter(data, shard, gradient, stream, written_on);
+    if (call.input_is_copy) {
+      gradient.input_stream.reset();  // the current stream copies
+    }
+    call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype),
+                gradient = std::move(gradient)](Communicator& communicator, Stream stream) {
+      return communicator.reduce_scatter(data, shard, gradient, stream);
     };
   } else {
     call.operation.operation = "all-reduce";
@@ -80,7 +82,11 @@ WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, c
     call.title = "isthmus:all_reduce";
     call.input = input;
     call.written = contiguous(input);
-    call.run = [data = typed_buffer(call.written, dtype), gradient](Communicator& communicator, Stream stream) {
+    if (!call.written.is_same(input)) {
+      gradient.input_stream.reset();
+    }
+    call.run = [data = typed_buffer(call.written, dtype), gradient = std::move(gradient)](Communicator& communicator,
+                                                                                          Stream stream) {
       return communicator.all_reduce(data, gradient, stream);
     };
   }

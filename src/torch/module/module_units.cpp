@@ -119,8 +119,8 @@ void bind_calls(py::module_& module) {
             self.input_stream = stream ? std::optional(Stream{reinterpret_cast<void*>(*stream)}) : std::nullopt;
           },
           "Calls on CUDA tensors begin behind the present work of this cudaStream_t, which wrote their inputs; a "
-          "gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: they begin "
-          "behind the current stream.")
+          "gather's output is that stream's as well, a reduction's is the current stream's. None: they begin behind "
+          "the current stream.")
       .def("__enter__",
            [](UnitCall& self) {
              TORCH_CHECK(told_call() != &self, "isthmus: this thread makes this call already");

@@ -44,6 +44,7 @@ std::optional<double> sum_scale(const c10d::ReduceOp& op, int size) {
 Reduction reduction_of(const UnitCall& call, const CallShape& shape, bool on_gpu) {
   Reduction reduction = call.unit->reduction(shape, on_gpu, call.sections, call.with_gradients);
   reduction.why_exact = call.why_exact;
+  reduction.input_stream = call.input_stream;
   return reduction;
 }
 

@@ -73,21 +73,17 @@ struct UnitCall {
   // Where rows of parameters are reduced (FSDP2): those that are trained, and those that have gradients. Null: all.
   std::shared_ptr<const Sections> sections = nullptr;
   std::shared_ptr<const Sections> with_gradients = nullptr;
-  std::optional<Reason> why_exact = {};     // of this call
-  bool in_halves = false;                   // a gather, whose Work is waited for in an order that is equal on all ranks
-  std::optional<Stream> input_stream = {};  // on a GPU: see told_input_stream()
-  const UnitCall* outer = nullptr;          // that it stands in
+  std::optional<Reason> why_exact = {};  // of this call
+  bool in_halves = false;                // a gather, whose Work is waited for in an order that is equal on all ranks
+  // On a GPU, whose present work makes the input. Nothing: that of the current stream.
+  std::optional<Stream> input_stream = {};
+  const UnitCall* outer = nullptr;  // that it stands in
 };
 
 // The call that the calling thread makes; null: nobody tells.
 inline const UnitCall*& told_call() {
   thread_local const UnitCall* call = nullptr;
   return call;
-}
-
-// On which stream of a GPU that call finds its input; nothing: behind the present work of the current stream.
-inline std::optional<Stream> told_input_stream() {
-  return told_call() != nullptr ? told_call()->input_stream : std::nullopt;
 }
 
 }  // namespace isthmus::torch_backend

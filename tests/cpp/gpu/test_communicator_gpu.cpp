@@ -124,14 +124,14 @@ TEST_P(EveryLossyCodecOnGpu, CallersMayUseSeveralStreams) {
   });
 }
 
-// Nothing is written to the shard before the caller's stream admits it, plainly or not.
+// Nothing is written to the output before the caller's stream admits it, plainly or not.
 TEST_P(EveryLossyCodecOnGpu, InputsMayHaveAStreamOfTheirOwn) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
   World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
   expect_enqueued_as_on_cpu(world, cpu, calls, [&](GpuWorld::Rank& rank, auto& prepared) {
     for (size_t i = 0; i < calls.size(); ++i) {
-      const bool has_own = calls[i].collective == Collective::kReduceScatter;
+      const bool has_own = !calls[i].gathers();
       prepared[i].start(*rank.communicator, rank.stream, has_own ? rank.other_stream : rank.stream);
       prepared[i].finish(rank.stream);
     }
@@ -276,40 +276,58 @@ TEST_F(Overlap, GathersDoNotQueueBehindReductions) {
 
 // While one of two units stands still in `held`, the other one leaves `reached`.
 struct Stages {
+  Collective collective;
   Lane held;
   Lane reached;
 };
 
 class OverlapOfStages : public Overlap, public ::testing::WithParamInterface<Stages> {};
 INSTANTIATE_TEST_SUITE_P(Lanes, OverlapOfStages,
-                         ::testing::Values(Stages{Lane::kEncode, Lane::kIntra}, Stages{Lane::kInter, Lane::kEncode},
-                                           Stages{Lane::kDecode, Lane::kInter}));
+                         ::testing::Values(Stages{Collective::kReduceScatter, Lane::kEncode, Lane::kIntra},
+                                           Stages{Collective::kReduceScatter, Lane::kInter, Lane::kEncode},
+                                           Stages{Collective::kReduceScatter, Lane::kDecode, Lane::kInter},
+                                           Stages{Collective::kAllReduce, Lane::kDecode, Lane::kInter},
+                                           Stages{Collective::kAllReduce, Lane::kGatherInter, Lane::kDecode}));
 
 TEST_P(OverlapOfStages, OfTwoUnits) {
-  start_while_held(GetParam().held, {{{Collective::kReduceScatter, 8000, kFloat32}, &GpuWorld::Rank::stream},
-                                     {{Collective::kReduceScatter, 4000, kFloat32}, &GpuWorld::Rank::other_stream}});
+  start_while_held(GetParam().held, {{{GetParam().collective, 8000, kFloat32}, &GpuWorld::Rank::stream},
+                                     {{GetParam().collective, 4000, kFloat32}, &GpuWorld::Rank::other_stream}});
   EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(GetParam().reached); }));
 }
 
-TEST_F(Overlap, AReduceScatterBeginsWhenItsInputIsThere) {
-  const Call call = {Collective::kReduceScatter, 8000, kFloat32};
+// Two reductions of one caller, whose stream stands still, get as far as the last lane before the one that writes their
+// outputs.
+struct Begun {
+  Collective collective;
+  Lane reached;
+};
+
+class OverlapOfInputs : public Overlap, public ::testing::WithParamInterface<Begun> {};
+INSTANTIATE_TEST_SUITE_P(Collectives, OverlapOfInputs,
+                         ::testing::Values(Begun{Collective::kReduceScatter, Lane::kInter},
+                                           Begun{Collective::kAllReduce, Lane::kGatherInter}));
+
+TEST_P(OverlapOfInputs, AReductionBeginsWhenItsInputIsThere) {
+  const std::vector<Call> calls = {{GetParam().collective, 8000, kFloat32, 1, "a"},
+                                   {GetParam().collective, 4000, DataType::kBFloat16, 0.5, "b"}};
   World cpu(world_.map, lossy_options());
-  std::deque<CallOnGpu> prepared;
+  std::deque<std::vector<CallOnGpu>> prepared;
   for (int r = 0; r < world_.size(); ++r) {
-    prepared.emplace_back(*world_.ranks[r].gpu, call, r, world_.size());
+    prepared.push_back(prepare(world_, calls, r));
   }
   for (const GpuWorld::Rank& rank : world_.ranks) {
     rank.gpu->enqueue(rank.stream, "hold", {}, [this] { released_.wait(); });
   }
   for (int r = 0; r < world_.size(); ++r) {
     const GpuWorld::Rank& rank = world_.ranks[r];
-    prepared[r].start(*rank.communicator, rank.stream, rank.other_stream);
-    prepared[r].finish(rank.stream);
+    for (CallOnGpu& call : prepared[r]) {
+      call.start(*rank.communicator, rank.stream, rank.other_stream);
+      call.finish(rank.stream);
+    }
   }
-  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(Lane::kInter); }));
-  run_ranks_well(world_.size(), [&](int r) {
-    EXPECT_TRUE(prepared[r].result().bytes() == run_on_cpu(*cpu.ranks[r], {call}, r)[0].bytes()) << "rank " << r;
-  });
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(GetParam().reached); }));
+  run_ranks_well(world_.size(),
+                 [&](int r) { expect_results(prepared[r], calls, run_on_cpu(*cpu.ranks[r], calls, r), r); });
 }
 
 TEST(CommunicatorOnGpu, PhasesAreRangesAndOperationsOfANodeAreGroups) {

@@ -198,5 +198,37 @@ TEST_P(EveryCodecOnGpu, AbortEndsWhatStreamsWaitFor) {
   }
 }
 
+// One rank stands still where the first is gathered, while the second is exchanged; all callers wait for both.
+TEST_P(EveryCodecOnGpu, AbortEndsTwoAllReducesThatAreUnderWay) {
+  GpuWorld world(NodeMap::parse("2x2", 4), options());
+  const std::vector<Call> calls = {{Collective::kAllReduce, 4000, kFloat32, 1, "a"},
+                                   {Collective::kAllReduce, 2000, kFloat32, 1, "b"}};
+  Mark released;
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+    const GpuWorld::Rank& own = world.ranks[rank];
+    std::vector<CallOnGpu> prepared = prepare(world, calls, rank);
+    if (rank == 3) {
+      own.gpu->enqueue(own.gpu->lane(Lane::kGatherInter), "hold", {}, [&] { released.wait(); });
+    }
+    for (CallOnGpu& call : prepared) {
+      call.start(*own.communicator, own.stream, own.other_stream);
+      call.finish(own.stream);
+    }
+    if (rank == 3) {
+      own.gpu->synchronize(own.gpu->lane(Lane::kEncode));
+      own.communicator->abort();
+      released.set();
+    }
+    own.gpu->synchronize();
+    own.communicator->throw_if_faulted();
+  });
+  for (const int rank : {0, 1, 2}) {  // who gathers from a rank whose exchange has failed gets no packet
+    EXPECT_TRUE(outcomes[rank].threw<TransportError>() || outcomes[rank].threw<PacketError>())
+        << "rank " << rank << ": " << outcomes[rank].text;
+    EXPECT_TRUE(world.ranks[rank].communicator->is_aborted()) << "rank " << rank;
+  }
+  EXPECT_TRUE(outcomes[3].threw<TransportError>());
+}
+
 }  // namespace
 }  // namespace isthmus::test

@@ -54,6 +54,20 @@ class Steps {
     return captured;
   }
 
+  Captured capture_with_own_inputs() {
+    const std::vector<Call> calls = calls_of_step(world_.size(), 0);
+    Captured captured = {prepare(world_, calls, number_), nullptr};
+    rank_.gpu->begin_capture(rank_.stream);
+    rank_.gpu->order(rank_.stream, rank_.other_stream);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      captured.calls[i].start(*rank_.communicator, rank_.stream,
+                              calls[i].gathers() ? rank_.stream : rank_.other_stream);
+      captured.calls[i].finish(rank_.stream);
+    }
+    captured.graph = rank_.gpu->end_capture(rank_.stream);
+    return captured;
+  }
+
   // With inputs of its own.
   void replay(Captured& captured) {
     std::vector<Call> calls = next_calls();
@@ -105,6 +119,23 @@ TEST_P(GraphOnEveryMap, ReplaysAreStepsAmongOthers) {
       steps.replay(step);
       steps.replay(part);
       steps.run_eagerly();
+      steps.expect_units_of_cpu();
+    });
+  }
+}
+
+// As FSDP2's streams in a capture: all that makes inputs is on one, and the calls are on another.
+TEST_P(GraphOnEveryMap, InputsMayHaveAStreamOfTheirOwn) {
+  for (const Options& options : every_options()) {
+    GpuWorld world(GetParam(), options);
+    World cpu(GetParam(), options);
+    run_ranks_well(world.size(), [&](int rank) {
+      Steps steps(world, cpu, rank);
+      steps.run_eagerly();
+      Steps::Captured step = steps.capture_with_own_inputs();
+      steps.replay(step);
+      steps.run_eagerly();
+      steps.replay(step);
       steps.expect_units_of_cpu();
     });
   }

@@ -61,7 +61,7 @@ TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
   run_ranks_well(world.size(), [&](int r) {
     const GpuWorld::Rank& rank = world.ranks[r];
-    for (Lane lane : {Lane::kEncode, Lane::kDecode}) {
+    for (Lane lane : {Lane::kEncode, Lane::kDecode, Lane::kGatherIntra}) {
       rank.gpu->slow_down(rank.gpu->lane(lane), std::chrono::microseconds(300));
     }
     std::vector<CallOnGpu> prepared = prepare(world, calls, r);

@@ -100,16 +100,16 @@ struct Call {
     return {random_values(input_elements(world_size), seed * 1000 + static_cast<uint64_t>(rank)), dtype};
   }
 
-  // `out` of an all-reduce is `in`. input_stream: of a reduce-scatter.
+  // `out` of an all-reduce is `in`. input_stream: of a reduction.
   EventPtr start(KeyedCommunicator& communicator, ConstBuffer in, Buffer out, Stream stream = {},
                  std::optional<Stream> input_stream = {}) const {
     switch (collective) {
       case Collective::kReduceScatter:
-        return communicator.reduce_scatter(in, out, {key(), scale, why_exact}, stream, input_stream);
+        return communicator.reduce_scatter(in, out, {key(), scale, why_exact, nullptr, input_stream}, stream);
       case Collective::kAllGather:
         return communicator.all_gather(in, out, stream);
       case Collective::kAllReduce:
-        return communicator.all_reduce(out, {key(), scale, why_exact}, stream);
+        return communicator.all_reduce(out, {key(), scale, why_exact, nullptr, input_stream}, stream);
     }
     return nullptr;
   }
@@ -133,7 +133,8 @@ inline Results run_on_cpu(KeyedCommunicator& communicator, const std::vector<Cal
 }
 
 // A call on a GPU whose input is made, and whose output is used, on the caller's stream: around it that stream does
-// what a training step does, and after it both buffers are written over. The input may be made on a stream of its own.
+// what a training step does, and after it both buffers are written over. The input may be made on a stream of its own;
+// what is reduced in place is then also read on the caller's stream before the call.
 class CallOnGpu {
  public:
   CallOnGpu(EmulatedGpu& gpu, const Call& call, int rank, int world_size)
@@ -147,8 +148,14 @@ class CallOnGpu {
   void start(KeyedCommunicator& communicator, Stream stream, std::optional<Stream> input_stream = {}) {
     const bool in_place = call_.collective == Collective::kAllReduce;
     const Buffer in = in_place ? out_.buffer() : in_.buffer();
-    gpu_.clear(out_.buffer(), stream);  // as whoever had this memory before may still use it
+    if (!in_place) {
+      gpu_.clear(out_.buffer(), stream);  // as whoever had this memory before may still use it
+    }
     gpu_.convert(source_.buffer(), in, input_stream.value_or(stream));
+    if (in_place && input_stream) {
+      gpu_.order(*input_stream, stream);
+      gpu_.convert(in, result_.buffer(), stream);
+    }
     done_ = call_.start(communicator, in, out_.buffer(), stream, input_stream);
   }
   void finish(Stream stream) {

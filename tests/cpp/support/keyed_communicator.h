@@ -15,6 +15,7 @@ struct KeyedReduction {
   double scale = 1;
   std::optional<Reason> why_exact = {};
   std::shared_ptr<const Sections> sections = nullptr;
+  std::optional<Stream> input_stream = {};
 };
 
 class KeyedCommunicator : public Communicator {
@@ -30,9 +31,8 @@ class KeyedCommunicator : public Communicator {
   void let_go(const UnitKey& key) { held_.erase(key); }
   void load(const UnitState& state) { held_[state.key] = units().load(state); }
 
-  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, const KeyedReduction& reduction, Stream stream = {},
-                          std::optional<Stream> input_stream = {}) {
-    return Communicator::reduce_scatter(gradient, shard, of(reduction), stream, input_stream);
+  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, const KeyedReduction& reduction, Stream stream = {}) {
+    return Communicator::reduce_scatter(gradient, shard, of(reduction), stream);
   }
   EventPtr all_reduce(Buffer data, const KeyedReduction& reduction, Stream stream = {}) {
     return Communicator::all_reduce(data, of(reduction), stream);
@@ -43,7 +43,7 @@ class KeyedCommunicator : public Communicator {
 
  private:
   Reduction of(const KeyedReduction& reduction) {
-    return {held(reduction.key), reduction.scale, reduction.why_exact, reduction.sections};
+    return {held(reduction.key), reduction.scale, reduction.why_exact, reduction.sections, reduction.input_stream};
   }
 
   std::map<UnitKey, UnitPtr> held_;
