@@ -24,6 +24,8 @@ _IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
 FORWARD_SHARE = 1 / 3
 #: Of FSDP2's reduce-scatters, as `isthmus.prepare` sets them on torch 2.13 and later. torch's own default is 1.
 INPUT_BUFFERS = 2
+#: Of one group that are under way on a GPU: kInTurns in src/communicator/run/scratch.h.
+ALL_REDUCES = 2
 
 
 def parse_speed_gbit_s(text: str, what: str) -> float:

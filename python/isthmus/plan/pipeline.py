@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import zip_longest
 
-from isthmus.plan.assumptions import FORWARD_SHARE, CodecSpeeds, Links
+from isthmus.plan.assumptions import ALL_REDUCES, FORWARD_SHARE, CodecSpeeds, Links
 from isthmus.plan.placement import Cluster, Operation
 from isthmus.plan.volumes import Formula, Hop
 
@@ -87,11 +87,18 @@ class _Clock:
         self._free_s = dict.fromkeys(Resource, 0.0)
 
     def run(self, path: Path, ready_s: float) -> float:
-        """Run a collective from `ready_s` on, each stage behind its resources' earlier work. Returns when it ends."""
+        """Run a collective from `ready_s` on, each stage behind its resources' earlier work. Returns when it ends.
+
+        Until it uses a resource again, later collectives have it: an all-reduce crosses twice, and decodes in between.
+        """
+        used: set[Resource] = set()
         for stage in path:
             start_s = max(ready_s, *(self._free_s[resource] for resource in stage.resources))
             ready_s = start_s + stage.seconds
-            self._free_s.update(dict.fromkeys(stage.resources, ready_s))
+            for resource in stage.resources:
+                begin_s = self._free_s[resource] if resource in used else start_s
+                self._free_s[resource] = begin_s + stage.seconds
+            used.update(stage.resources)
         return ready_s
 
 
@@ -127,19 +134,21 @@ def _backward_s(
 ) -> float:
     """From the last unit to the first, the root's head before them; the root's gradients are reduced last.
 
-    FSDP2 calls an all-reduce behind the result of the one before. Reduce-scatters begin when their input is there.
+    Reductions begin when their input is there, but of all-reduces only two are under way.
     """
     roots = [unit for unit in units if unit.is_root]
     order = roots + [unit for unit in reversed(units) if not unit.is_root]
     scattered_s: list[float] = []
-    computed_s = ended_s = start_s
+    computed_s = start_s
+    ended_s = [start_s] * ALL_REDUCES
 
     def reduce(unit: UnitWork) -> None:
-        nonlocal computed_s, ended_s
+        nonlocal computed_s
         if input_buffers is not None and len(scattered_s) >= input_buffers:
             computed_s = max(computed_s, scattered_s[-input_buffers])
         scattered_s.append(clock.run(unit.reduce_scatter, computed_s))
-        ended_s = clock.run(unit.all_reduce, max(ended_s, scattered_s[-1]))
+        reduced_s = clock.run(unit.all_reduce, max(ended_s[-ALL_REDUCES], scattered_s[-1]))
+        ended_s.append(max(ended_s[-1], reduced_s))
 
     gathered_s = clock.run(order[0].backward_gather, start_s)
     for unit, following in zip_longest(order, order[1:]):
@@ -151,4 +160,4 @@ def _backward_s(
             reduce(unit)
     for unit in roots:
         reduce(unit)
-    return max(computed_s, ended_s)
+    return max(computed_s, ended_s[-1])

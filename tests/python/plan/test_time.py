@@ -106,6 +106,20 @@ def test_a_step_by_hand(units, input_buffers, compute_s, seconds):
     assert passes_s(units, input_buffers, compute_s) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("stages", "seconds"),
+    [
+        # 3 x 4 s cross without a pause, and the last is decoded twice.
+        ([(BETWEEN, 2), (Resource.DECODER, 1), (BETWEEN, 2), (Resource.DECODER, 1)], 12 + 2),
+        # Two are under way: the third begins when the first has ended, though nothing else uses the link.
+        ([(BETWEEN, 2), (Resource.DECODER, 9), (WITHIN, 9), (Resource.ENCODER, 9)], 29 + 29),
+    ],
+)
+def test_all_reduces_overlap(stages, seconds):
+    all_reduce = tuple(Stage((resource,), stage_s) for resource, stage_s in stages)
+    assert passes_s([UnitWork(1 / 3, all_reduce=all_reduce)] * 3, 2, compute_s=0) == pytest.approx(seconds)
+
+
 def plans(names, sizes, nodes, ranks, backend="nccl"):
     model = units_of_sizes(sizes)
     model = dataclasses.replace(
