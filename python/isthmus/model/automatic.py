@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.base import native
+from isthmus.model.collectives import stream_of_shard
 from isthmus.model.copies import why_fsdp1_is_exact
 from isthmus.model.layout import clean_name
 from isthmus.model.models import held_unit
@@ -46,7 +47,9 @@ def fsdp_caller(backend: _C.Backend, output: torch.Tensor, input: torch.Tensor) 
         if reducer not in prepared_units:  # torch did not tell that a pass began
             module = modules_of(reducer)[0]
             prepare_itself(root_of(module) or module)
-        return call_of(reducer, parameters, backend)
+        call = call_of(reducer, parameters, backend)
+        call.input_stream = stream_of_shard(reducer, input) if output is input else None
+        return call
     if parameters in prepared_units:
         unit = unit_of(parameters, backend)
     else:

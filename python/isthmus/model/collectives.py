@@ -202,6 +202,17 @@ class UnitReduceScatter(_Collective):
         return made
 
 
+def stream_of_shard(unit: ParamGroup, shard: torch.Tensor) -> int | None:
+    """Return the stream that alone makes the shard which FSDP2 all-reduces; None if that is not known, and on the CPU.
+
+    The all-reduce is called on a stream that is also behind the previous unit's. But FSDP2 reduce-scatters, adds up
+    what earlier passes left, and allocates the shard on one stream, which the other one has just waited for. This
+    holds where our own collective stands between, and not a program's.
+    """
+    _, reduce = collectives_of(unit)
+    return reduce._stream_of(shard) if isinstance(reduce, UnitReduceScatter) else None
+
+
 def replace_collectives(unit: ParamGroup, prefetch: Prefetch | None) -> tuple[Any, Any]:
     """Hand FSDP2 our collectives for a unit. Returns its own. prefetch: learns of each gather.
 
