@@ -67,18 +67,17 @@ def _run_row(row: Row, folder: Path) -> list[RankOutcome]:
     has_host = not row.rank_0_hosts_the_store
     stopped = ((WORLD_SIZE,) if has_host else ()) + ((row.faulty_rank,) if row.injection is stop else ())
     shared = folder / row.name
-    shared.write_bytes(bytes(mmap.PAGESIZE))
+    when = injected_at(shared)
     env = {**SETTINGS, **row.settings, **({"TORCHELASTIC_USE_AGENT_STORE": "True"} if has_host else {})}
     outcomes = ranks.run_any(_run_rank, WORLD_SIZE + has_host, row.name, shared, env=env, stopped=stopped)
-    injected_at = _injected_at(shared).value
     found = []
     for outcome in outcomes[:WORLD_SIZE]:
         log = _log_of(shared, outcome.rank).read_text()
         found.append(RankOutcome(outcome.rank, outcome.exit_code, log=log))
         if outcome.value:
             found[-1].error_type, found[-1].error, called_at, failed_at, ended_at = outcome.value
-            found[-1].seconds_to_error = failed_at - max(injected_at, called_at)
-            found[-1].seconds_to_end = ended_at - max(injected_at, called_at)
+            found[-1].seconds_to_error = failed_at - max(when.value, called_at)
+            found[-1].seconds_to_end = ended_at - max(when.value, called_at)
     return found
 
 
@@ -86,9 +85,10 @@ def _log_of(shared: Path, rank: int) -> Path:
     return shared.with_suffix(f".log{rank}")
 
 
-def _injected_at(shared: Path) -> ctypes.c_double:
-    """Return what all processes of a row share: when the fault was injected."""
-    with shared.open("r+b") as file:
+def injected_at(shared: Path) -> ctypes.c_double:
+    """Return what all processes that name this file share: when the fault was injected."""
+    with shared.open("a+b") as file:
+        file.truncate(mmap.PAGESIZE)
         return ctypes.c_double.from_buffer(mmap.mmap(file.fileno(), mmap.PAGESIZE))
 
 
@@ -111,7 +111,7 @@ def _run_rank(rank: int, _: int, name: str, shared: Path) -> tuple[str, str, flo
     backend.set_timeout(timedelta(seconds=scaled(TIMEOUT_S)))
     operation = row.operation
     target = Target(
-        ctypes.CDLL(os.environ["LD_PRELOAD"]), _injected_at(shared), pid_of_host
+        ctypes.CDLL(os.environ["LD_PRELOAD"]), injected_at(shared), pid_of_host
     )  # lives as long as the rank
     if rank == row.faulty_rank:
         operation = row.injection(target) or operation

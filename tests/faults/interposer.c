@@ -1,5 +1,5 @@
 // Stands between Gloo and the kernel in a rank under test (LD_PRELOAD), below everything that Isthmus knows about: it
-// ends the process at the n-th packet, write or close. Until it is armed it does nothing.
+// ends the process at the n-th packet, write or close, or changes a bit of a packet. Until it is armed it does nothing.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -11,10 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum event { EVENT_NONE, EVENT_PACKET, EVENT_BYTES, EVENT_CLOSE };
+enum event { EVENT_NONE, EVENT_PACKET, EVENT_DAMAGE, EVENT_BYTES, EVENT_CLOSE };
 
 static const char kMagics[][4] = {{'I', 'S', 'H', 'M'}, {'I', 'S', 'H', 'W'}};  // of gradients, of weights' headers
-enum { kMagicBytes = 4 };
+enum { kMagicBytes = 4, kHeadBytes = 4096, kMostBuffers = 8 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static enum event armed = EVENT_NONE;
@@ -23,11 +23,16 @@ static long bytes_left = 0;  // until the injection
 static double* injected_at = NULL;      // where the time of the injection is written
 static const char* last_packet = NULL;  // that left, and where it went
 static int last_packet_fd = -1;
+static long damaged_bit = 0;
 
-static void end_process(void) {
+static void note_time(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   *injected_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void end_process(void) {
+  note_time();
   kill(getpid(), SIGKILL);
 }
 
@@ -42,6 +47,12 @@ static void arm(enum event event, long nth, double* when) {
 
 // The process ends, as by kill -9, when the first byte of the nth packet (from 1) that it sends from now on would leave.
 void interposer_kill_at_packet(long nth, double* when) { arm(EVENT_PACKET, nth, when); }
+// A bit of the nth packet is another one when it arrives: of its first 4096 bytes the given one, counted on from the
+// first one again behind the last. The sender's memory stays as it is.
+void interposer_damage_packet(long nth, long bit, double* when) {
+  damaged_bit = bit;
+  arm(EVENT_DAMAGE, nth, when);
+}
 // It ends once it has sent so many bytes.
 void interposer_kill_after_bytes(long bytes, double* when) { arm(EVENT_BYTES, bytes, when); }
 // It ends when it would close its nth socket.
@@ -52,7 +63,9 @@ static int is_packet(const char* data) {
 }
 
 // A packet begins a buffer of its own. What the kernel did not take comes again: the same packet is counted once.
-static void look_for_packet(int fd, const struct iovec* buffers, int num_buffers) {
+// Returns which buffer begins the packet that was counted for, -1 if none does.
+static int look_for_packet(int fd, const struct iovec* buffers, int num_buffers) {
+  int found = -1;
   const char* known = fd == last_packet_fd ? last_packet : NULL;
   last_packet = fd == last_packet_fd ? NULL : last_packet;
   for (int i = 0; i < num_buffers; ++i) {
@@ -63,9 +76,10 @@ static void look_for_packet(int fd, const struct iovec* buffers, int num_buffers
     last_packet = data;
     last_packet_fd = fd;
     if (data != known && --countdown == 0) {
-      end_process();
+      found = i;
     }
   }
+  return found;
 }
 
 static ssize_t real_writev(int fd, const struct iovec* buffers, int num_buffers) {
@@ -76,12 +90,28 @@ static ssize_t real_writev(int fd, const struct iovec* buffers, int num_buffers)
   return next(fd, buffers, num_buffers);
 }
 
+// Sends the packet's head and what stands before it. The caller sends the rest.
+static ssize_t write_damaged(int fd, const struct iovec* buffers, int damaged) {
+  struct iovec changed[kMostBuffers];
+  char head[kHeadBytes];
+  memcpy(changed, buffers, sizeof(struct iovec) * (size_t)(damaged + 1));
+  struct iovec* last = &changed[damaged];
+  last->iov_len = last->iov_len < kHeadBytes ? last->iov_len : kHeadBytes;
+  memcpy(head, last->iov_base, last->iov_len);
+  head[damaged_bit / 8 % (long)last->iov_len] ^= (char)(1 << damaged_bit % 8);
+  last->iov_base = head;
+  note_time();
+  return real_writev(fd, changed, damaged + 1);
+}
+
 ssize_t writev(int fd, const struct iovec* buffers, int num_buffers) {
   pthread_mutex_lock(&mutex);
-  if (armed == EVENT_PACKET) {
-    look_for_packet(fd, buffers, num_buffers);
+  const int found = armed == EVENT_PACKET || armed == EVENT_DAMAGE ? look_for_packet(fd, buffers, num_buffers) : -1;
+  if (found >= 0 && armed == EVENT_PACKET) {
+    end_process();
   }
-  const ssize_t written = real_writev(fd, buffers, num_buffers);
+  const int is_damaged = found >= 0 && found < kMostBuffers;
+  const ssize_t written = is_damaged ? write_damaged(fd, buffers, found) : real_writev(fd, buffers, num_buffers);
   if (armed == EVENT_BYTES && written > 0 && (bytes_left -= written) <= 0) {
     end_process();
   }

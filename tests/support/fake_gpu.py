@@ -91,7 +91,7 @@ class _Server:
         self._log = Path(self._folder.name) / "log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.fake_gpu"],
+                [sys.executable, "-c", "from support import fake_gpu; fake_gpu._serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -113,6 +113,13 @@ class _Server:
 
 
 _server = functools.cache(_Server)
+
+
+def stop() -> None:
+    """End the server, if there is one: the next ranks get another."""
+    if _server.cache_info().currsize:
+        _server()._process.communicate()
+        _server.cache_clear()
 
 
 def _serve() -> None:
@@ -224,7 +231,3 @@ def host_view(tensor: Any) -> Any:
     on_host = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
     return empty.set_(on_host, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-if __name__ == "__main__":
-    importlib.import_module("support.fake_gpu")._serve()  # by its name, so that ranks find what is pickled
