@@ -113,4 +113,10 @@ uint64_t checksum_of(ConstBuffer bytes) {
   return std::max<uint64_t>(checksum.value(), 1);
 }
 
+uint64_t copy_with_checksum(ConstBuffer bytes, Buffer copy) {
+  Checksum checksum;
+  checksum.copy(bytes.data, copy.data, bytes.bytes());
+  return std::max<uint64_t>(checksum.value(), 1);
+}
+
 }  // namespace isthmus

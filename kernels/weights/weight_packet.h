@@ -63,5 +63,7 @@ std::string text_of_damage(uint64_t node, uint64_t checksum, uint64_t expected);
 
 // The checksum that packets carry, of a multiple of 8 bytes of memory; never 0.
 uint64_t checksum_of(ConstBuffer bytes);
+// The same, and copies it.
+uint64_t copy_with_checksum(ConstBuffer bytes, Buffer copy);
 
 }  // namespace isthmus

@@ -79,6 +79,18 @@ void check_header(const WeightHeader& header, int64_t packet_bytes, ConstBuffer 
   expect_equal("odd bytes", header.packet_bytes % 8, 0);
 }
 
+// Copies the old bits to new words, where these are defined, and returns their checksum, as headers have it.
+uint64_t copy_of_old(const TensorWeights& weights, const at::Tensor& old_words, Buffer before, at::Tensor& new_words) {
+  if (old_words.is_cpu()) {
+    return new_words.defined() ? copy_with_checksum(byte_buffer(old_words), byte_buffer(new_words))
+                               : checksum_of(byte_buffer(old_words));
+  }
+  if (new_words.defined()) {
+    new_words.copy_(old_words);
+  }
+  return header_of(encode(weights, old_words, before, before)).replica_checksum;
+}
+
 // Returns the new bits, in new memory; nothing if they are the old ones. record: what encode_weights() returned.
 std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t num_bytes, at::ScalarType type,
                                          const py::buffer& record) {
@@ -98,14 +110,14 @@ std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t nu
   check_header(header, packet_bytes, before);
 
   const TensorWeights weights = weights_on(device);
-  const uint64_t checksum = header_of(encode(weights, old_words, before, before)).replica_checksum;
+  at::Tensor new_words = packet_bytes == 0 ? at::Tensor() : at::empty_like(old_words);
+  const uint64_t checksum = copy_of_old(weights, old_words, before, new_words);
   ISTHMUS_CHECK(Error, checksum == header.replica_checksum, "the old bits have the checksum ", checksum,
                 ", but those of the update have ", header.replica_checksum,
                 ": it is for other weights, or for this tensor before or after another update");
   if (packet_bytes == 0) {
     return std::nullopt;
   }
-  at::Tensor new_words = old_words.clone();
   const at::Tensor packets = row.to(device);
   const at::Tensor headers = at::from_blob(&header, {WeightHeader::kBytes}, at::kByte).to(device);
   const Buffer replica = shard_of(new_words, num_bytes, type);
