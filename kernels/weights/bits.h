@@ -43,7 +43,7 @@ ISTHMUS_DEVICE void for_each_one(uint64_t word, const Visit& visit) {
   }
 }
 
-// The bits of a word where `mask` has ones, side by side; and back to there.
+// The bits of a word where `mask` has ones, side by side; and back to there, as many as it has ones.
 ISTHMUS_DEVICE uint64_t gathered(uint64_t word, uint64_t mask) {
 #if defined(__BMI2__) && !defined(__clang_analyzer__) && !defined(__CUDA_ARCH__)
   return _pext_u64(word, mask);
@@ -65,7 +65,8 @@ ISTHMUS_DEVICE uint64_t spread(uint64_t bits, uint64_t mask) {
 #endif
 }
 
-// One thread's part of a string, from a position on. Other threads may write to the same words, which begin as zeros.
+// One thread's part of a string, from a position on. Threads that share words, which begin as zeros, add bits to them;
+// a thread that has all words writes each as it is so far.
 template <typename Group>
 class BitWriter {
  public:
@@ -89,7 +90,9 @@ class BitWriter {
     used_ = (used_ + count) % 64;
   }
   ISTHMUS_DEVICE void flush() {
-    if (pending_ != 0) {
+    if (group_->size() == 1 && used_ > 0) {
+      *word_ = pending_;
+    } else if (pending_ != 0) {
       group_->fetch_or(*word_, pending_);
     }
   }
@@ -101,15 +104,45 @@ class BitWriter {
   int used_;
 };
 
-// A string that is read at any position. The word behind the one of a position may be read.
-struct BitReader {
-  const uint64_t* words;
+// A string that a group writes in order. What has no room is not written, nor anything after it.
+struct BitsOut {
+  uint64_t* words;
+  uint32_t most;
+  uint32_t position = 0;
 
+  ISTHMUS_DEVICE bool has_room(uint32_t num_bits) const { return position + num_bits <= most; }
+
+  // Bits that all threads know.
+  template <typename Group>
+  ISTHMUS_DEVICE void put(Group& group, uint64_t bits, int count) {
+    if (has_room(static_cast<uint32_t>(count)) && group.thread() == 0) {
+      BitWriter writer(group, words, position);
+      writer.put(bits, count);
+      writer.flush();
+    }
+    position += static_cast<uint32_t>(count);
+  }
+};
+
+// A string that is read in order, or at any position. The word behind the one of a position may be read.
+struct BitsIn {
+  const uint64_t* words;
+  uint32_t end;
+  uint32_t position = 0;
+
+  // What is at a position and behind it.
+  ISTHMUS_DEVICE uint64_t from(uint32_t at) const {
+    const uint64_t* word = words + at / 64;
+    const auto shift = static_cast<int>(at % 64);
+    return word[0] >> shift | word[1] << 1 << (63 - shift);
+  }
   // At most 64 bits.
-  ISTHMUS_DEVICE uint64_t get(uint32_t position, int count) const {
-    const uint64_t* word = words + position / 64;
-    const auto shift = static_cast<int>(position % 64);
-    return (word[0] >> shift | word[1] << 1 << (63 - shift)) & lower_bits(count);
+  ISTHMUS_DEVICE uint64_t get(uint32_t at, int count) const { return from(at) & lower_bits(count); }
+  // The next bits. Behind the end they are zeros, and the position is too large.
+  ISTHMUS_DEVICE uint64_t take(int count) {
+    const uint64_t bits = position < end ? get(position, count) : 0;
+    position += static_cast<uint32_t>(count);
+    return bits;
   }
 };
 

@@ -7,22 +7,9 @@
 
 #include <cstdint>
 
-#include "kernels/block/passes.h"
-#include "kernels/weights/bits.h"
-#include "kernels/weights/layout.h"
+#include "kernels/weights/gaps.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-// The words that a thread has, of so many: neighbours, so that what comes before a thread's is other threads'.
-struct OwnWords {
-  int first;
-  int end;
-
-  template <typename Group>
-  ISTHMUS_DEVICE OwnWords(const Group& group, int count)
-      : first(static_cast<int>(count * group.thread() / group.size())),
-        end(static_cast<int>(count * (group.thread() + 1) / group.size())) {}
-};
 
 // How a string of bits is sent.
 struct WeightString {
@@ -60,8 +47,6 @@ struct WeightString {
     return {low, inverted};
   }
 };
-// Bits of the length of the unary part, at most as long as the string.
-ISTHMUS_DEVICE int bits_of_length(uint32_t num_bits) { return highest_one(num_bits) + 1; }
 
 // Few moves are told by few classes.
 inline constexpr int kWeightShiftBits = 2;
@@ -80,15 +65,31 @@ class WeightBlock {
         own_(group, num_words_) {}
 
  protected:
-  // The elements of a class, by word.
-  ISTHMUS_DEVICE uint64_t members_of(int word, uint32_t of_class, uint32_t shift) const {
-    uint64_t members = ~uint64_t{0};
+  // Keeps the words that have elements of a class, and returns how many elements this thread has of it.
+  ISTHMUS_DEVICE uint32_t keep_class(uint32_t of_class, uint32_t shift, int& end) const {
+    uint64_t is_other[kWeightClassBits];
+    uint64_t is_left_out[kWeightClassBits];
     ISTHMUS_UNROLL
     for (uint32_t bit = 0; bit < kWeightClassBits; ++bit) {
-      const uint64_t is_other = bit < shift || (of_class << shift >> bit & 1) != 0 ? 0 : ~uint64_t{0};
-      members &= bit < shift ? ~uint64_t{0} : masks_->exponent[bit][word] ^ is_other;
+      is_other[bit] = (of_class << shift >> bit & 1) != 0 ? 0 : ~uint64_t{0};
+      is_left_out[bit] = bit < shift ? ~uint64_t{0} : 0;
     }
-    return members;
+    for (int word = own_.first; word < own_.end; ++word) {
+      uint64_t members = ~uint64_t{0};
+      ISTHMUS_UNROLL
+      for (uint32_t bit = 0; bit < kWeightClassBits; ++bit) {
+        members &= (masks_->exponent[bit][word] ^ is_other[bit]) | is_left_out[bit];
+      }
+      masks_->members[word] = members;
+    }
+    uint32_t own_members = 0;
+    end = own_.first;
+    for (int word = own_.first; word < own_.end; ++word) {
+      const uint64_t members = masks_->members[word];
+      own_members += count_ones(members);
+      keep(members, word, end);
+    }
+    return own_members;
   }
   // Keeps words of members in front, at `place` of this thread's.
   ISTHMUS_DEVICE void keep(uint64_t members, int word, int& place) const {
@@ -106,18 +107,6 @@ class WeightBlock {
     }
     uint32_t total = 0;
     return group_->exclusive_sum(own_bits, total);
-  }
-  // Two sums at once, of what is below 2^16.
-  ISTHMUS_DEVICE void sum_both(uint32_t (&value)[2], uint32_t (&total)[2]) const {
-    uint32_t both = 0;
-    const uint32_t before = group_->exclusive_sum(value[0] | value[1] << 16, both);
-    total[0] = both & 0xffff;
-    total[1] = both >> 16;
-    value[0] = before & 0xffff;
-    value[1] = before >> 16;
-  }
-  ISTHMUS_DEVICE void clear_string(uint32_t num_bits) const {
-    for_each_of_group(*group_, num_bits / 64 + 1, [&](int64_t i) { masks_->string[i] = 0; });
   }
 
   Group* group_;

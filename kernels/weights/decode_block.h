@@ -13,12 +13,12 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
   // The block is at bits `begin` to `end` of these words, and one word more may be read.
   ISTHMUS_DEVICE WeightBlockDecoder(Group& group, WeightMasks<Format>& masks, int num_elements, const uint64_t* words,
                                     uint32_t begin, uint32_t end)
-      : WeightBlock<Format, Group>(group, masks, num_elements), reader_{words}, position_(begin), end_(end) {}
+      : WeightBlock<Format, Group>(group, masks, num_elements), in_{words, end, begin} {}
 
   // Turns old elements into new ones. False: no encoder makes such a block.
   template <typename Words>
   ISTHMUS_DEVICE bool decode(const Words& words) {
-    const auto shift = static_cast<uint32_t>(get(kWeightShiftBits));
+    const auto shift = static_cast<uint32_t>(in_.take(kWeightShiftBits));
     if (shift > 2) {
       return false;
     }
@@ -30,9 +30,10 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
         return false;
       }
     }
-    uint32_t position = position_ + Base::value_bits_before(num_levels_);
-    position_ += num_value_bits_;
-    if (position_ > end_ || end_ - position_ >= 16 || reader_.get(position_, static_cast<int>(end_ - position_)) != 0) {
+    uint32_t position = in_.position + Base::value_bits_before(num_levels_);
+    in_.position += num_value_bits_;
+    if (in_.position > in_.end || in_.end - in_.position >= 16 ||
+        in_.get(in_.position, static_cast<int>(in_.end - in_.position)) != 0) {
       return false;
     }
     for (int word = own_.first; word < own_.end; ++word) {
@@ -50,31 +51,20 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
   using Base::num_value_bits_;
   using Base::own_;
 
-  // Behind the end it returns zeros, and position_ is too large.
-  ISTHMUS_DEVICE uint64_t get(int count) {
-    const uint64_t bits = position_ < end_ ? reader_.get(position_, count) : 0;
-    position_ += static_cast<uint32_t>(count);
-    return bits;
-  }
-
   ISTHMUS_DEVICE bool decode_class(uint32_t of_class, uint32_t shift) {
-    uint32_t own_members = 0;
-    int end = own_.first;
-    for (int word = own_.first; word < own_.end; ++word) {
-      const uint64_t members = Base::members_of(word, of_class, shift);
-      own_members += count_ones(members);
-      Base::keep(members, word, end);
-    }
+    int end = 0;
+    uint32_t own_members = Base::keep_class(of_class, shift, end);
     uint32_t num_bits = 0;
     uint32_t before = group_->exclusive_sum(own_members, num_bits);
     for (int level = 0; num_bits > 0 && level < Format::kBits; ++level) {
       WeightString string;
       if (num_bits >= WeightString::kShort) {
-        string = WeightString::of_head(get(WeightString::kHeadBits));
+        string = WeightString::of_head(in_.take(WeightString::kHeadBits));
       }
       const bool is_of_gaps = string.is_of_gaps();
       const uint32_t as_it_is = string.low_bits == WeightString::kAsItIs ? num_bits : 0;
-      if (position_ + as_it_is > end_ || (is_of_gaps && !decode_gaps(num_bits, string.low_bits))) {
+      if (in_.position + as_it_is > in_.end ||
+          (is_of_gaps && !decode_gaps(*group_, in_, num_bits, string.low_bits, masks_->string))) {
         return false;
       }
       if (string.low_bits == WeightString::kNone && !string.is_inverted) {
@@ -93,9 +83,9 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
         num_value_bits_ += num_bits;
         continue;
       }
-      own_members = is_of_gaps ? read_members(level, end, string, BitReader{masks_->string}, before)
-                               : read_members(level, end, string, reader_, position_ + before);
-      position_ += as_it_is;
+      own_members = is_of_gaps ? read_members(level, end, string, {masks_->string, num_bits}, before)
+                               : read_members(level, end, string, in_, in_.position + before);
+      in_.position += as_it_is;
       before = group_->exclusive_sum(own_members, num_bits);
       num_value_bits_ += num_bits;
     }
@@ -103,9 +93,10 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
   }
 
   // Leaves the members that are at the level, up to `end`, and returns how many this thread has of them.
-  ISTHMUS_DEVICE uint32_t read_members(int level, int& end, WeightString string, const BitReader& from,
+  ISTHMUS_DEVICE uint32_t read_members(int level, int& end, WeightString string, const BitsIn& in,
                                        uint32_t position) const {
     uint64_t* at_level = masks_->level[level];
+    const uint64_t inversion = string.inversion(64);
     uint32_t own_members = 0;
     int kept = own_.first;
     for (int place = own_.first; place < end; ++place) {
@@ -113,7 +104,7 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
       const uint64_t members = masks_->members[place];  // NOLINT(clang-analyzer-security.ArrayBound)
       const int word = masks_->places[place];
       const int count = count_ones(members);
-      const uint64_t found = spread(from.get(position, count) ^ string.inversion(count), members);
+      const uint64_t found = spread(in.from(position) ^ inversion, members);
       at_level[word] |= found;
       own_members += count_ones(found);
       position += static_cast<uint32_t>(count);
@@ -123,66 +114,14 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
     return own_members;
   }
 
-  // Makes the string of which gaps were sent. False: a one is outside of it.
-  ISTHMUS_DEVICE bool decode_gaps(uint32_t num_bits, uint32_t low_bits) {
-    const auto unary = static_cast<uint32_t>(get(bits_of_length(num_bits)));
-    const uint32_t begin = position_;
-    position_ += unary;
-    if (position_ > end_) {
-      return false;
-    }
-    const OwnWords own(*group_, static_cast<int>((unary + 63) / 64));
-    const auto marks_of = [&](int word) {
-      const uint32_t left = unary - 64 * static_cast<uint32_t>(word);
-      return reader_.get(begin + 64 * static_cast<uint32_t>(word), left < 64 ? static_cast<int>(left) : 64);
-    };
-    Base::clear_string(num_bits);
-    uint32_t own_ones = 0;
-    for (int word = own.first; word < own.end; ++word) {
-      own_ones += count_ones(marks_of(word));
-    }
-    uint32_t ones = 0;
-    const uint32_t ones_before = group_->exclusive_sum(own_ones, ones);
-    const uint32_t lows = position_;
-    position_ += ones * low_bits;
-    if (position_ > end_) {
-      return false;
-    }
-    const auto low_of = [&](uint32_t one) {
-      return static_cast<uint32_t>(reader_.get(lows + one * low_bits, static_cast<int>(low_bits)));
-    };
-    uint32_t own_lows = 0;
-    for (uint32_t one = ones_before; one < ones_before + own_ones && group_->size() > 1; ++one) {
-      own_lows += low_of(one);
-    }
-    uint32_t unused = 0;
-    uint32_t sum_of_lows = group_->exclusive_sum(own_lows, unused);
-    uint32_t one = ones_before;
-    bool is_outside = false;
-    for (int word = own.first; word < own.end; ++word) {
-      for_each_one(marks_of(word), [&](int place) {
-        sum_of_lows += low_of(one);
-        const uint32_t zeros = 64 * static_cast<uint32_t>(word) + static_cast<uint32_t>(place) - one;
-        const uint32_t found = (zeros << low_bits) + sum_of_lows + one;
-        is_outside |= found >= num_bits;
-        if (found < num_bits) {
-          group_->fetch_or(masks_->string[found / 64], uint64_t{1} << (found % 64));
-        }
-        ++one;
-      });
-    }
-    return !group_->any(is_outside);
-  }
-
   // Makes bits of distances of the levels, and moves the word's elements.
   template <typename Words>
   ISTHMUS_DEVICE void decode_values(const Words& words, int word, uint32_t& position) const {
     const uint64_t changed = masks_->level[0][word];
     const auto take = [&](uint64_t mask) {
-      const int count = count_ones(mask);
-      const uint64_t bits = reader_.get(position, count);
-      position += static_cast<uint32_t>(count);
-      return spread(bits, mask);
+      const uint64_t bits = spread(in_.from(position), mask);
+      position += static_cast<uint32_t>(count_ones(mask));
+      return bits;
     };
     const uint64_t signs = take(changed);
     int num_levels = 0;
@@ -191,12 +130,10 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
       masks_->level[level][word] = (masks_->level[level][word] & ~longer) | take(longer);
       ++num_levels;
     }
-    words.move(word, *masks_, num_levels, changed, signs);
+    words.move(word, *masks_, num_levels, signs);
   }
 
-  BitReader reader_;
-  uint32_t position_;
-  uint32_t end_;
+  BitsIn in_;
   int num_levels_ = 0;
 };
 

@@ -38,6 +38,13 @@ struct WeightMasks {
   uint64_t string[kWeightBlockWords + 2];                  // a string that is sent as gaps
 };
 
+// What a CPU's encoder keeps beside the masks: bits of distances, and which elements move down.
+template <typename Format>
+struct WeightMoves {
+  uint64_t bit[Format::kBits][kWeightBlockWords];
+  uint64_t is_down[kWeightBlockWords];
+};
+
 // How a shard is cut into blocks, of which the last may have fewer elements. A packet begins with a directory of the
 // blocks' bytes.
 struct WeightShape {
@@ -56,10 +63,15 @@ struct WeightShape {
 };
 inline WeightShape weight_shape(ConstBuffer shard) { return {shard.num_elements, element_bytes(shard.dtype)}; }
 
-// What the CPU works in: about 140 KiB. Contents do not matter between calls.
+// What the CPU works in: about 290 KiB. Contents do not matter between calls.
 struct WeightScratch {
   alignas(64) std::byte masks[sizeof(WeightMasks<Float32Weights>)];  // of any format
-  uint64_t coded[kWeightBlockElements * sizeof(float) / sizeof(uint64_t)];
+  alignas(64) std::byte moves[sizeof(WeightMoves<Float32Weights>)];
+  uint64_t coded[kWeightBlockElements * sizeof(float) / sizeof(uint64_t) + 1];
+  // Of a string that is sent as gaps: places of its ones, the gaps before them, and a byte for each bit.
+  uint16_t places[kWeightBlockElements + kWeightWordElements];
+  uint16_t gaps[kWeightBlockElements + kWeightWordElements];
+  alignas(64) uint8_t bytes[kWeightBlockElements + kWeightWordElements];
 };
 
 // The loops for one type of weights. Blocks have 1 to kWeightBlockElements elements.

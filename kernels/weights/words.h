@@ -63,9 +63,7 @@ struct WeightWords {
       return found;
     }
   };
-  ISTHMUS_DEVICE Values values(int word, uint64_t /*changed*/) const {
-    return {old_bits + first_of(word), new_bits + first_of(word)};
-  }
+  ISTHMUS_DEVICE Values values(int word) const { return {old_bits + first_of(word), new_bits + first_of(word)}; }
 
   ISTHMUS_DEVICE void split_exponents(int word, WeightMasks<Format>& masks) const {
     uint64_t found[kWeightClassBits] = {};
@@ -85,31 +83,23 @@ struct WeightWords {
   ISTHMUS_DEVICE void split_distances(int word, WeightMasks<Format>& masks) const {
     const Bits* old_word = old_bits + first_of(word);
     for_each_element(new_bits, word, [&](int i, Bits bits) {
-      if (bits != old_word[i]) {
-        note_move(masks, word, i, {old_word[i], bits});
+      Bits left = WeightMove<Bits>(old_word[i], bits).distance;
+      for (int level = 0; left != 0; ++level, left = static_cast<Bits>(left >> 1)) {
+        masks.level[level][word] |= uint64_t{1} << i;
       }
     });
   }
 
   // Levels of the word are bits of distances. Whatever was received, elements past the last are not touched.
-  ISTHMUS_DEVICE void move(int word, const WeightMasks<Format>& masks, int num_levels, uint64_t changed,
-                           uint64_t signs) const {
+  ISTHMUS_DEVICE void move(int word, const WeightMasks<Format>& masks, int num_levels, uint64_t signs) const {
+    Bits* elements = new_bits + first_of(word);
     const int left = num_elements - first_of(word);
     const uint64_t present = left < kWeightWordElements ? lower_bits(left) : ~uint64_t{0};
-    move_each(new_bits + first_of(word), word, masks, num_levels, changed & present, signs);
-  }
-
- protected:
-  static ISTHMUS_DEVICE int first_of(int word) { return word * kWeightWordElements; }
-  static ISTHMUS_DEVICE void note_move(WeightMasks<Format>& masks, int word, int i, const WeightMove<Bits>& move) {
-    Bits left = move.distance;
-    for (int level = 0; left != 0; ++level, left = static_cast<Bits>(left >> 1)) {
-      masks.level[level][word] |= uint64_t{1} << i;
+    uint64_t changed = 0;
+    for (int level = 0; level < num_levels; ++level) {
+      changed |= masks.level[level][word];
     }
-  }
-  static ISTHMUS_DEVICE void move_each(Bits* elements, int word, const WeightMasks<Format>& masks, int num_levels,
-                                       uint64_t changed, uint64_t signs) {
-    for_each_one(changed, [&](int i) {
+    for_each_one(changed & present, [&](int i) {
       Bits distance = 0;
       for (int level = 0; level < num_levels; ++level) {
         distance |= static_cast<Bits>(static_cast<Bits>(masks.level[level][word] >> i & 1) << level);
@@ -119,6 +109,7 @@ struct WeightWords {
   }
 
  private:
+  static ISTHMUS_DEVICE int first_of(int word) { return word * kWeightWordElements; }
   // visit(i, bits) for each element of a word, loaded 16 bytes at a time where they are aligned.
   template <typename Visit>
   ISTHMUS_DEVICE void for_each_element(const Bits* all, int word, const Visit& visit) const {
