@@ -1,7 +1,7 @@
 """Codec quant in ten lines, with signs of its own: how far from the sum results of such codes are."""
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 _GROUP = 128
 _LEAST_SAMPLE = 1 << 20  # elements, so that the worst of a few groups is known as well
@@ -20,15 +20,16 @@ def errors_of_codes(pieces: list[Tensor], bits: int, again: bool) -> tuple[float
     if num_groups == 0:
         return 0.0, 0.0, 0
     copies = -(-_LEAST_SAMPLE // num_elements)
+    draws = Generator().manual_seed(0)  # the same bounds in each run
     groups = [piece[: num_groups * _GROUP].view(-1, _GROUP).repeat(copies, 1) for piece in pieces]
-    arrived = torch.stack([_arrives(rows, bits) for rows in groups]).sum(0)
-    errors = (_arrives(arrived, bits) if again else arrived) - torch.stack(groups).sum(0)
+    arrived = torch.stack([_arrives(rows, bits, draws) for rows in groups]).sum(0)
+    errors = (_arrives(arrived, bits, draws) if again else arrived) - torch.stack(groups).sum(0)
     mean_squares = errors.view(copies, -1).square().mean(1) * (num_groups * _GROUP / num_elements)
     return float(errors.abs().max()), float(mean_squares.max()), num_groups
 
 
-def _arrives(rows: Tensor, bits: int) -> Tensor:
-    signs = torch.randint(2, rows.shape).float() * 2 - 1
+def _arrives(rows: Tensor, bits: int, draws: Generator) -> Tensor:
+    signs = torch.randint(2, rows.shape, generator=draws).float() * 2 - 1
     values, centre = _hadamard(rows * signs), (2**bits - 1) / 2
     step = _STEPS[bits] * values.square().mean(1, keepdim=True).sqrt()
     levels = (values / step + centre).nan_to_num(centre).clamp(0, 2 * centre).round() - centre
