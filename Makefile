@@ -22,7 +22,7 @@ TEST_WORKERS ?= 2
 # What the torch module is run with under sanitizers: each of its parts, in few worlds.
 SANITIZED_TESTS ?= $(addprefix tests/python/,backend/test_collective_calls.py \
   backend/test_gradients.py backend/test_interface.py \
-  group/test_groups.py::test_group units/test_units.py)
+  group/test_groups.py::test_group model/test_units.py)
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include topology -type f)
