@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -102,6 +103,11 @@ def values_of(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
+# Whenever a process starts, multiprocessing polls all others. Where two threads poll one, the exit code comes once, and
+# whoever asks second takes 255 for it.
+_polling = threading.Lock()
+
+
 def run_any(
     function: Callable[..., Any],
     world_size: int,
@@ -121,7 +127,8 @@ def run_any(
         ours, theirs = _context.Pipe(duplex=False)
         per_rank = {**settings, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
         process = _context.Process(target=_main, args=(theirs, function, rank, world_size, per_rank, arguments))
-        process.start()
+        with _polling:
+            process.start()
         theirs.close()
         processes.append(process)
         pipes.append(ours)
@@ -140,21 +147,24 @@ def run_any(
     for rank, process in enumerate(processes):
         if rank in stopped:
             continue
-        process.join(max(0.1, deadline - time.monotonic()))
-        if process.is_alive():
+        wait([process.sentinel], max(0.1, deadline - time.monotonic()))
+        with _polling:
+            exit_code = process.exitcode
+        if exit_code is None:
             late.append(rank)
             os.kill(process.pid, signal.SIGUSR1)  # prints the stacks
             continue
-        outcomes[rank].exit_code = process.exitcode
-        outcomes[rank].error = None if process.exitcode == 0 else "no report"
+        outcomes[rank].exit_code = exit_code
+        outcomes[rank].error = None if exit_code == 0 else "no report"
         if rank in reports:
             outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = reports[rank]
     if late:
         time.sleep(0.5)
     for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
+        with _polling:
+            if process.is_alive():
+                process.kill()
+                process.join()
     if late:
         raise AssertionError(
             f"ranks {late} did not end within {timeout_s} s, or {AFTER_FAILURE_S} s after another failed; "
