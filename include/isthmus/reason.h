@@ -6,8 +6,8 @@
 
 namespace isthmus {
 
-// A reason's name in C++ and in Python, and its text, which statistics show. docs/weights.md
-// lists those of weights in this order.
+// A reason's name in C++ and in Python, and its text, which statistics show. docs/weights.md lists those of weights in
+// this order.
 // clang-format off
 #define ISTHMUS_REASONS(row)                                                                                         \
   /* Of gradients, in the order in which they are checked; the second to the eighth are callers'. */                \

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "isthmus/buffer.h"
 #include "kernels/block/host_device.h"
 
 namespace isthmus {
@@ -123,6 +124,28 @@ ISTHMUS_DEVICE float limited_to_float32(double value) {
   constexpr double kLargest = 0x1.fffffep127;
   const double below = value > kLargest ? kLargest : value;
   return static_cast<float>(below < -kLargest ? -kLargest : below);
+}
+
+// Calls visit(T{}) with the C++ type of a floating `dtype`. Returns whether it is one.
+template <typename Visit>
+bool with_floating_type(DataType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      visit(float{});
+      return true;
+    case DataType::kBFloat16:
+      visit(BFloat16{});
+      return true;
+    case DataType::kFloat16:
+      visit(Float16{});
+      return true;
+    case DataType::kFloat64:
+      visit(double{});
+      return true;
+    case DataType::kByte:
+      break;
+  }
+  return false;
 }
 
 }  // namespace isthmus

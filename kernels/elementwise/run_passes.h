@@ -9,23 +9,6 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Calls visit(T{}) with the C++ type of a floating `dtype`.
-template <typename Visit>
-void with_floating_type(DataType dtype, Visit visit) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return visit(float{});
-    case DataType::kBFloat16:
-      return visit(BFloat16{});
-    case DataType::kFloat16:
-      return visit(Float16{});
-    case DataType::kFloat64:
-      return visit(double{});
-    case DataType::kByte:
-      return;
-  }
-}
-
 // How many runs of `neighbours` elements may be loaded and stored at once, where both buffers begin alike.
 inline int64_t runs_of(int64_t num_elements, int64_t neighbours, const void* a, const void* b) {
   return is_aligned(a, kAccessBytes) && is_aligned(b, kAccessBytes) ? num_elements / neighbours : 0;

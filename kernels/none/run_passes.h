@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/block/packet_passes.h"
-#include "kernels/elementwise/run_passes.h"
 #include "kernels/none/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {

@@ -179,7 +179,7 @@ struct AddAndMark {
       }
     };
     if (tile >= num_whole_tiles) {
-      for_each_of_group(group, kTileQuads, [&](int64_t q) { put(q, add_watched(tile * kTileQuads + q)); });
+      for_each_of_group(group, kTileQuads, [&](int64_t q) { put(q, add_up_to_end(tile * kTileQuads + q)); });
       return;
     }
     const auto* pieces = static_cast<const SeveralOf<Piece, 4>*>(job.piece.data) + tile * kTileQuads;
@@ -210,7 +210,7 @@ struct AddAndMark {
 
   ISTHMUS_DEVICE int64_t elements_from(int64_t quad) const { return job.shape.num_elements - 4 * quad; }
 
-  ISTHMUS_DEVICE Quad add_watched(int64_t quad) const {
+  ISTHMUS_DEVICE Quad add_up_to_end(int64_t quad) const {
     const Quad piece = load_neighbours<4>(static_cast<const Piece*>(job.piece.data) + 4 * quad, elements_from(quad));
     Quad sum = load_neighbours<4>(job.residual + 4 * quad, elements_from(quad));
     for (int i = 0; i < 4; ++i) {

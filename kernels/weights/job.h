@@ -5,12 +5,12 @@
 
 #include "isthmus/buffer.h"
 #include "kernels/block/device.h"
+#include "kernels/weights/layout.h"
 
 namespace isthmus::kernels {
 
-// The 64 bytes of WeightHeader (kernels/weights/weight_packet.h), as words.
-inline constexpr int kWeightHeaderWords = 8;
-inline constexpr int64_t kWeightHeaderBytes = int64_t{8} * kWeightHeaderWords;
+// The WeightHeader (weight_packet.h) as words.
+inline constexpr int kWeightHeaderWords = kWeightHeaderBytes / 8;
 inline constexpr int kWeightIdentity = 0;  // magic, version, type; above 48 bits the sender
 inline constexpr int kWeightGather = 2;    // the lower half; the upper is the header's checksum
 inline constexpr int kWeightPacketBytes = 4;

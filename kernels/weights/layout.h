@@ -11,7 +11,8 @@
 
 namespace isthmus::kernels {
 
-inline constexpr int kWeightWordElements = 64;  // neighbours that share the words of masks
+inline constexpr int64_t kWeightHeaderBytes = 64;  // before a packet
+inline constexpr int kWeightWordElements = 64;     // neighbours that share the words of masks
 inline constexpr int kWeightBlockWords = 256;
 inline constexpr int64_t kWeightBlockElements = int64_t{kWeightWordElements} * kWeightBlockWords;
 // An element's class: so many lower bits of its old exponent, or fewer of these, the upper ones.

@@ -15,7 +15,6 @@ namespace isthmus {
 struct WeightHeader {
   static constexpr uint32_t kMagic = 0x57485349;  // "ISHW"
   static constexpr uint8_t kVersion = 3;
-  static constexpr int64_t kBytes = 64;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
@@ -34,7 +33,7 @@ struct WeightHeader {
   void seal();            // called once all else is set
   bool is_whole() const;  // whether nothing has changed since seal()
 };
-static_assert(sizeof(WeightHeader) == WeightHeader::kBytes);
+static_assert(sizeof(WeightHeader) == kernels::kWeightHeaderBytes);
 
 // Codes bfloat16, float16 and float32; a shard of another type is sent whole, or not at all. A packet is a multiple of
 // 8 bytes, and longer than the shard by at most 1% or 64 bytes. Each thread needs its own object.

@@ -39,22 +39,10 @@ DataType accumulate_dtype(DataType dtype) {
 
 namespace {
 
-// Calls visit(T{}) with the C++ type of a floating `dtype`.
+// with_floating_type(), for arithmetic alone: bytes are an error.
 template <typename Visitor>
-void with_floating_type(DataType dtype, const Visitor& visit) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return visit(float{});
-    case DataType::kBFloat16:
-      return visit(BFloat16{});
-    case DataType::kFloat16:
-      return visit(Float16{});
-    case DataType::kFloat64:
-      return visit(double{});
-    case DataType::kByte:
-      break;
-  }
-  throw Error(detail::concatenate("no arithmetic on elements of type ", to_string(dtype)));
+void with_number_type(DataType dtype, const Visitor& visit) {
+  ISTHMUS_CHECK(Error, with_floating_type(dtype, visit), "no arithmetic on elements of type ", to_string(dtype));
 }
 
 template <typename In, typename Out>
@@ -95,17 +83,16 @@ void convert(ConstBuffer in, Buffer out) {
     std::memcpy(out.data, in.data, static_cast<size_t>(in.bytes()));
     return;
   }
-  with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype,
-                       [&]<typename Out>(Out) { convert_loop(in.as<In>(), out.as<Out>(), in.num_elements); });
+  with_number_type(in.dtype, [&]<typename In>(In) {
+    with_number_type(out.dtype, [&]<typename Out>(Out) { convert_loop(in.as<In>(), out.as<Out>(), in.num_elements); });
   });
 }
 
 void convert_scaled(ConstBuffer in, double scale, Buffer out) {
   check_equal_length("convert_scaled", in, out);
-  with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype,
-                       [&]<typename Out>(Out) { scale_loop(in.as<In>(), scale, out.as<Out>(), in.num_elements); });
+  with_number_type(in.dtype, [&]<typename In>(In) {
+    with_number_type(out.dtype,
+                     [&]<typename Out>(Out) { scale_loop(in.as<In>(), scale, out.as<Out>(), in.num_elements); });
   });
 }
 
@@ -113,7 +100,7 @@ void accumulate(ConstBuffer in, Buffer accumulator) {
   check_equal_length("accumulate", in, accumulator);
   ISTHMUS_CHECK(Error, accumulator.dtype == accumulate_dtype(in.dtype), "accumulate: ", to_string(in.dtype), " into ",
                 to_string(accumulator.dtype), ", which must be ", to_string(accumulate_dtype(in.dtype)));
-  with_floating_type(in.dtype, [&]<typename In>(In) {
+  with_number_type(in.dtype, [&]<typename In>(In) {
     using Sum = std::conditional_t<std::is_same_v<In, double>, double, float>;
     accumulate_loop(in.as<In>(), accumulator.as<Sum>(), in.num_elements);
   });

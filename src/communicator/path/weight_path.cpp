@@ -174,7 +174,7 @@ void WeightPath::encode(GatherUnderWay& gather) {
 
 void WeightPath::exchange_headers(GatherUnderWay& gather) {
   Run& run = *gather.run;
-  const int64_t bytes = tiers_.num_nodes() * WeightHeader::kBytes;
+  const int64_t bytes = tiers_.num_nodes() * kernels::kWeightHeaderBytes;
   gather.headers = run.take(bytes, DataType::kByte);
   if (free_headers_.empty()) {
     free_headers_.push_back(device_.allocate_on_host(bytes));
@@ -182,7 +182,7 @@ void WeightPath::exchange_headers(GatherUnderWay& gather) {
   gather.headers_on_host = free_headers_.back();
   free_headers_.pop_back();
   const Step step(run, Phase::kInterHeaders, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
-  const ConstBuffer own = gather.sent.slice(0, WeightHeader::kBytes);
+  const ConstBuffer own = gather.sent.slice(0, kernels::kWeightHeaderBytes);
   tiers_.gather_inter().all_gather(own, gather.headers, run.tail())->wait(run.tail());
   device_.copy_to_host(gather.headers, {gather.headers_on_host, bytes, DataType::kByte}, run.tail());
 }
@@ -274,7 +274,7 @@ void WeightPath::gather_packets(GatherUnderWay& gather, const std::vector<Weight
   {
     const Step step(run, Phase::kInterAllGather, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
     const auto own_bytes = static_cast<int64_t>(headers[static_cast<size_t>(tiers_.node())].packet_bytes);
-    const ConstBuffer packet = gather.sent.slice(WeightHeader::kBytes, own_bytes);
+    const ConstBuffer packet = gather.sent.slice(kernels::kWeightHeaderBytes, own_bytes);
     tiers_.gather_inter().all_gather_uneven(packet, arriving, run.tail())->wait(run.tail());
     run.packet_bytes = (num_nodes - 1) * packet.bytes();
   }

@@ -395,7 +395,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch._C._distributed_c10d");  // registers the base types
   module.attr("PACKET_VERSION") = PacketHeader::kVersion;
   module.attr("INSTRUCTION_SET") = kernels::to_string(kernels::instruction_set());  // of the CPU's loops
-  module.attr("WEIGHT_HEADER_BYTES") = WeightHeader::kBytes;
+  module.attr("WEIGHT_HEADER_BYTES") = kernels::kWeightHeaderBytes;
   bind_errors(module);
   bind_reasons(module);
   bind_options(module);

@@ -13,6 +13,8 @@
 namespace isthmus::torch_backend {
 namespace {
 
+using kernels::kWeightHeaderBytes;
+
 TensorWeights weights_on(const at::Device& device) {
   static const std::shared_ptr<Device> host = make_host_device();
   return device.is_cuda() ? make_cuda_weights(device) : TensorWeights{make_weight_coder(*host), {}, [] {}};
@@ -49,7 +51,7 @@ at::Tensor encode(const TensorWeights& weights, const at::Tensor& old_words, Buf
 
 WeightHeader header_of(const at::Tensor& sent) {
   WeightHeader header;
-  at::from_blob(&header, {WeightHeader::kBytes}, at::kByte).copy_(sent.narrow(0, 0, WeightHeader::kBytes));
+  at::from_blob(&header, {kWeightHeaderBytes}, at::kByte).copy_(sent.narrow(0, 0, kWeightHeaderBytes));
   return header;
 }
 
@@ -62,7 +64,7 @@ at::Tensor encode_weights(const at::Tensor& old_words, const at::Tensor& new_wor
   const Buffer shard = shard_of(new_words, num_bytes, type);
   const at::Tensor sent = encode(weights, old_words, shard_of(old_words, num_bytes, type), shard);
   const auto packet_bytes = static_cast<int64_t>(header_of(sent).packet_bytes);
-  return sent.narrow(0, 0, WeightHeader::kBytes + packet_bytes).to(at::kCPU);
+  return sent.narrow(0, 0, kWeightHeaderBytes + packet_bytes).to(at::kCPU);
 }
 
 // Throws PacketError unless the header is of such a packet, of a shard like this one.
@@ -85,9 +87,9 @@ std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t nu
   const py::buffer_info info = record.request();
   const WithoutGil without_gil;
   const at::NoGradGuard no_grad;
-  const int64_t packet_bytes = info.size * info.itemsize - WeightHeader::kBytes;
-  ISTHMUS_CHECK(PacketError, packet_bytes >= 0, packet_bytes + WeightHeader::kBytes, " bytes, where a header has ",
-                WeightHeader::kBytes);
+  const int64_t packet_bytes = info.size * info.itemsize - kWeightHeaderBytes;
+  ISTHMUS_CHECK(PacketError, packet_bytes >= 0, packet_bytes + kWeightHeaderBytes, " bytes, where a header has ",
+                kWeightHeaderBytes);
   WeightHeader header;
   std::memcpy(&header, info.ptr, sizeof(header));
   const at::Device device = old_words.device();
@@ -107,7 +109,7 @@ std::optional<at::Tensor> decode_weights(const at::Tensor& old_words, int64_t nu
   }
   at::Tensor new_words = old_words.clone();
   const at::Tensor packets = row.to(device);
-  const at::Tensor headers = at::from_blob(&header, {WeightHeader::kBytes}, at::kByte).to(device);
+  const at::Tensor headers = at::from_blob(&header, {kWeightHeaderBytes}, at::kByte).to(device);
   const Buffer replica = shard_of(new_words, num_bytes, type);
   const at::Tensor scratch = empty_bytes(weights.coder->decode_scratch_bytes(replica, 1), device);
   weights.coder->decode({.headers = byte_buffer(headers),
