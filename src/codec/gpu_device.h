@@ -14,18 +14,17 @@
 namespace isthmus {
 
 // Enqueues all passes of a job on a stream. The job's memory must stay as long as the stream, or a graph that captured
-// it, works on it. Throws Error if the device refuses.
+// it, works on it. A job that decodes gets the stream's fault. Throws Error if the device refuses.
 class DeviceLauncher {
  public:
   virtual ~DeviceLauncher() = default;
   virtual void run(const kernels::AnyJob& job, Stream stream) = 0;
 };
 
-// What the codecs of one device share. `counts` and `fault` are in the device's memory.
+// What the codecs of one device share. `counts` is in the device's memory.
 struct PassesOfDevice {
   DeviceLauncher& launcher;
   kernels::DeviceCounts* counts;
-  kernels::DeviceFault* fault;
 };
 
 // Makes codecs from the device's launcher, and reads the counts that passes write.

@@ -134,7 +134,6 @@ class PassesCodec final : public Codec {
     job.senders = {static_cast<uint64_t>(context.sender), context.packets_of_sender};
     job.context = context.on_device;
     job.packets = packets.as<uint8_t>();
-    job.fault = device_.fault;
     job.counted = context.counted;
     if (job.sum.data == nullptr) {
       job.sum = job.out;

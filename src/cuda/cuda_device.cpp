@@ -21,12 +21,12 @@ namespace {
 // Words in device memory that codecs use.
 struct DeviceWords {
   kernels::DeviceCounts counts;
-  kernels::DeviceFault fault;
+  DeviceFaults faults;
 };
 
 // Words in host memory that the device writes.
 struct HostWords {
-  MappedFaults faults;
+  DeviceFaults faults;
   kernels::DeviceCounts copied;
 };
 
@@ -78,6 +78,22 @@ int priority_of(Lane lane, int ordinal) {
   int highest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
   return lane == Lane::kInter || lane == Lane::kGatherInter ? highest : std::max(highest, lowest - 1);
+}
+
+std::vector<std::shared_ptr<OwnedStream>> lend_lanes(int ordinal) {
+  std::vector<std::shared_ptr<OwnedStream>> lanes;
+  for (int lane = 0; lane < kNumLanes; ++lane) {
+    lanes.push_back(lend_lane_stream(ordinal, priority_of(static_cast<Lane>(lane), ordinal)));
+  }
+  return lanes;
+}
+
+std::vector<cudaStream_t> handles_of(const std::vector<std::shared_ptr<OwnedStream>>& streams) {
+  std::vector<cudaStream_t> handles;
+  for (const auto& stream : streams) {
+    handles.push_back(stream->get());
+  }
+  return handles;
 }
 
 template <typename T>
@@ -150,10 +166,11 @@ struct CudaDevice::Implementation {
   std::vector<std::shared_ptr<void>> on_host;  // before device_words, whose end waits for all work
   SquaredErrors squared_errors{ordinal};
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
-  std::array<std::shared_ptr<OwnedStream>, kNumLanes> lanes;
+  const std::vector<std::shared_ptr<OwnedStream>> lanes = lend_lanes(ordinal);
   const OwnedStream counts_stream{ordinal, 0};
   const CudaEvent order_event{std::make_shared<CudaEventPool>(ordinal, cudaEventDisableTiming)};
-  CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->faults};
+  CudaLauncher launcher{ordinal, handles_of(lanes), words()->faults.data(),
+                        device_address(host_words.get(), ordinal)->faults.data()};
 
   DeviceWords* words() const { return static_cast<DeviceWords*>(device_words.get()); }
 };
@@ -161,9 +178,6 @@ struct CudaDevice::Implementation {
 CudaDevice::Implementation::Implementation(int device_ordinal, bool times_events)
     : ordinal(device_ordinal),
       events(std::make_shared<CudaEventPool>(ordinal, times_events ? cudaEventDefault : cudaEventDisableTiming)) {
-  for (int lane = 0; lane < kNumLanes; ++lane) {
-    lanes[lane] = lend_lane_stream(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
-  }
   const CurrentDevice current(ordinal);
   const DeviceWords initial;
   check(cudaMemcpy(words(), &initial, sizeof(initial), cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -315,7 +329,7 @@ void CudaDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const
 
 PassesOfDevice CudaDevice::passes() {
   DeviceWords* words = implementation_->words();
-  return {implementation_->launcher, &words->counts, &words->fault};
+  return {implementation_->launcher, &words->counts};
 }
 
 void CudaDevice::set_context(DeviceContext* context, PacketContext value, Stream stream) {
@@ -346,10 +360,9 @@ CodecCounts CudaDevice::drop_residual_after_spike(Magnitudes* magnitudes, Buffer
 }
 
 void CudaDevice::throw_if_faulted() {
-  MappedFaults& faults = implementation_->host_words->faults;
-  for (kernels::DeviceFault* const fault : {&faults.of_gradients, &faults.of_weights}) {
-    if (std::atomic_ref(fault->reported).load(std::memory_order_acquire) != 0) {
-      throw_if_any_reported(*fault);
+  for (kernels::DeviceFault& fault : implementation_->host_words->faults) {
+    if (std::atomic_ref(fault.reported).load(std::memory_order_acquire) != 0) {
+      throw_if_any_reported(fault);
     }
   }
 }

@@ -1,9 +1,13 @@
 // Runs codecs' jobs on a GPU. Only source files that call CUDA's runtime include this.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "codec/gpu_device.h"
 #include "cuda/cuda_calls.h"
@@ -22,38 +26,44 @@ void launch_on(int ordinal, const Launch& launch) {
   }
 }
 
-// Faults in memory that the host sees. Gradients and weights are decoded side by side.
-struct MappedFaults {
-  kernels::DeviceFault of_gradients;  // a copy of that in device memory, once it is reported
-  kernels::DeviceFault of_weights;
-};
+// One for each lane, because lanes decode side by side, and the last for other streams.
+using DeviceFaults = std::array<kernels::DeviceFault, kNumLanes + 1>;
 
 // Kernels keep the first fault of gradients in device memory, which is fast to read, and copy it to memory that the
-// host sees.
+// host sees. Faults of weights are there alone.
 class CudaLauncher final : public DeviceLauncher {
  public:
-  CudaLauncher(int ordinal, MappedFaults* faults) : ordinal_(ordinal), faults_(faults) {}
+  // Both of DeviceFaults. faults: in device memory, or null for weights alone. mapped_faults: in memory that the host
+  // sees, at its address on the device.
+  CudaLauncher(int ordinal, std::vector<cudaStream_t> lanes, kernels::DeviceFault* faults,
+               kernels::DeviceFault* mapped_faults)
+      : ordinal_(ordinal), lanes_(std::move(lanes)), faults_(faults), mapped_faults_(mapped_faults) {}
 
   void run(const kernels::AnyJob& job, Stream stream) override {
     const auto run_on = [&](const auto& each) {
-      launch_on(ordinal_, [&] { kernels::cuda_run(with_mapped_fault(each), stream.handle); });
+      launch_on(ordinal_, [&] { kernels::cuda_run(with_fault(each, stream), stream.handle); });
     };
     std::visit(run_on, job);
   }
 
  private:
   template <typename Job>
-  Job with_mapped_fault(Job job) const {
+  Job with_fault(Job job, Stream stream) const {
+    const auto lane = std::find(lanes_.begin(), lanes_.end(), cuda_stream(stream));
+    const auto place = lane == lanes_.end() ? kNumLanes : lane - lanes_.begin();
     if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
-      job.mapped_fault = &faults_->of_gradients;
+      job.fault = faults_ + place;
+      job.mapped_fault = mapped_faults_ + place;
     } else if constexpr (std::is_same_v<kernels::WeightDecodeJob, Job>) {
-      job.mapped_fault = &faults_->of_weights;
+      job.mapped_fault = mapped_faults_ + place;
     }
     return job;
   }
 
   const int ordinal_;
-  MappedFaults* const faults_;
+  const std::vector<cudaStream_t> lanes_;
+  kernels::DeviceFault* const faults_;
+  kernels::DeviceFault* const mapped_faults_;
 };
 
 }  // namespace isthmus

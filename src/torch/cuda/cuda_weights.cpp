@@ -9,15 +9,15 @@
 namespace isthmus::torch_backend {
 namespace {
 
-at::Tensor bytes_of(MappedFaults& faults) { return at::from_blob(&faults, {sizeof(faults)}, at::kByte); }
+at::Tensor bytes_of(DeviceFaults& faults) { return at::from_blob(&faults, {sizeof(faults)}, at::kByte); }
 
 struct CudaWeights {
   explicit CudaWeights(const at::Device& device)
       : faults(bytes_of(no_faults).to(device)),
-        launcher(device.index(), static_cast<MappedFaults*>(faults.data_ptr())),
+        launcher(device.index(), {}, nullptr, static_cast<kernels::DeviceFault*>(faults.data_ptr())),
         coder(make_weight_coder_of_gpu(launcher)) {}
 
-  MappedFaults no_faults;
+  DeviceFaults no_faults;
   at::Tensor faults;
   CudaLauncher launcher;
   std::unique_ptr<WeightCoder> coder;
@@ -30,9 +30,9 @@ TensorWeights make_cuda_weights(const at::Device& device) {
   return {std::shared_ptr<WeightCoder>(weights, weights->coder.get()),
           {c10::cuda::getCurrentCUDAStream(device.index()).stream()},
           [weights] {
-            MappedFaults found;
+            DeviceFaults found;
             bytes_of(found).copy_(weights->faults);
-            throw_if_any_reported(found.of_weights);
+            throw_if_any_reported(found.back());
           }};
 }
 

@@ -320,7 +320,7 @@ void EmulatedGpu::replay(const std::shared_ptr<EmulatedGraph>& graph, Stream str
 
 // Codecs.
 
-PassesOfDevice EmulatedGpu::passes() { return {*launcher_, launcher_->counts(), launcher_->fault()}; }
+PassesOfDevice EmulatedGpu::passes() { return {*launcher_, launcher_->counts()}; }
 
 kernels::DeviceCounts EmulatedGpu::read_counts() {
   finish_all_work();

@@ -103,15 +103,17 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   const Translate translate(gpu_.memory());
   translate.shared(translated);
   translate.own(translated);
-  if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
-    translated.mapped_fault = &fault_of_weights_;
+  if constexpr (kDecodesPackets<Job>) {
+    translated.fault = &fault_of(stream);
+  } else if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
+    translated.mapped_fault = &fault_of(stream);
   }
   gpu_.enqueue(stream, name_of<Job>(), uses_of(job), [this, translated] {
     on_executor([&](auto& executor) { kernels::emulated::run_passes(executor, translated); });
     if constexpr (kDecodesPackets<Job>) {
-      show_fault(fault_);
+      show_fault(*translated.fault);
     } else if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
-      show_fault(fault_of_weights_);
+      show_fault(*translated.mapped_fault);
     }
   });
 }
@@ -125,6 +127,11 @@ void EmulatedGpu::Launcher::show_fault(const kernels::DeviceFault& fault) {
   if (fault_of_host_.reported == 0) {
     fault_of_host_ = fault;
   }
+}
+
+kernels::DeviceFault& EmulatedGpu::Launcher::fault_of(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  return faults_[stream.handle];
 }
 
 kernels::DeviceFault EmulatedGpu::Launcher::fault_seen_by_host() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,7 +32,6 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   }
 
   kernels::DeviceCounts* counts() { return static_cast<kernels::DeviceCounts*>(counts_.get()); }
-  kernels::DeviceFault* fault() { return &fault_; }
   // While no work is under way.
   kernels::DeviceCounts read_counts();
 
@@ -47,15 +47,15 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   template <typename Job>
   void run_job(const Job& job, Stream stream);
   void show_fault(const kernels::DeviceFault& fault);
+  kernels::DeviceFault& fault_of(Stream stream);
 
   EmulatedGpu& gpu_;
   const std::optional<EmulatedDevice::Cut> cut_;
   std::atomic<uint32_t> num_executors_ = 0;
   DeviceMemory counts_;
-  kernels::DeviceFault fault_;  // of the stream that decodes, as is what follows
-  kernels::DeviceFault fault_of_weights_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;                                    // guards what follows
+  std::map<const void*, kernels::DeviceFault> faults_;  // by stream, whose thread alone uses it
   kernels::DeviceFault fault_of_host_;
 };
 

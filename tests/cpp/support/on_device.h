@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "codec/gpu_device.h"
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
+#include "kernels/block/job.h"
 #include "tests/cpp/emulated/emulated_passes.h"
 #include "tests/cpp/support/packets.h"
 
@@ -32,12 +35,22 @@ class CutLauncher final : public DeviceLauncher {
  public:
   explicit CutLauncher(Cut cut) : cut_(cut) {}
   void run(const kernels::AnyJob& job, Stream /*stream*/) override {
+    kernels::AnyJob with_fault = job;
+    std::visit(
+        [this]<typename Job>(Job& each) {
+          if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
+            each.fault = &fault_;
+          }
+        },
+        with_fault);
     EmulatedDevice device(cut_, ++seed_);
-    kernels::emulated::run_passes(device, job);
+    kernels::emulated::run_passes(device, with_fault);
   }
+  const kernels::DeviceFault& fault() const { return fault_; }
 
  private:
   const Cut cut_;
+  kernels::DeviceFault fault_;
   uint32_t seed_ = 0;
 };
 

@@ -47,7 +47,7 @@ Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::v
                          TagcLimits limits = {}) {
   Encoded encoded = {{}, residual, {}};
   CutLauncher launcher(cut);
-  DeviceCodec codec(TagcMaker(options, limits), {launcher, &encoded.counts, nullptr});
+  DeviceCodec codec(TagcMaker(options, limits), {launcher, &encoded.counts});
   Memory packet(codec.packet_bytes(piece.num_elements));
   const PieceSet set = PieceSet::of_one(piece, buffer_of(encoded.residual), packet.buffer());
   Memory scratch(codec.encode_scratch_bytes(set));
@@ -62,9 +62,8 @@ Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::v
 kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
                                       std::vector<float>& out, Cut cut, PacketContext packet_context = kContext,
                                       TagcLimits limits = {}) {
-  kernels::DeviceFault fault;
   CutLauncher launcher(cut);
-  DeviceCodec codec(TagcMaker(options, limits), {launcher, nullptr, &fault});
+  DeviceCodec codec(TagcMaker(options, limits), {launcher, nullptr});
   std::vector<uint8_t> with_own = packets;
   with_own.resize(packets.size() / static_cast<size_t>(num_packets) * static_cast<size_t>(num_packets + 1));
   Memory aligned(with_own);
@@ -78,7 +77,7 @@ kernels::DeviceFault decode_on_device(const Options& options, const std::vector<
   codec.decode_shard(sum, read_from(context, packet_context), {{}, scratch.buffer()});
   EXPECT_TRUE(scratch.ends_intact());
   EXPECT_TRUE(aligned.copy() == with_own);
-  return fault;
+  return launcher.fault();
 }
 
 // One encoding and its decoding, on the device as on the CPU.
@@ -190,7 +189,7 @@ TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
     JobKeeper keeper;
-    DeviceCodec codec(TagcMaker(options_of(4, .9), kBlocksOf256), {keeper, &counts, nullptr});
+    DeviceCodec codec(TagcMaker(options_of(4, .9), kBlocksOf256), {keeper, &counts});
     const PieceSet set = PieceSet::of_one(buffer_of(piece), buffer_of(residual), packet.buffer());
     Memory scratch(codec.encode_scratch_bytes(set));
     codec.encode_pieces(set, read_from(context, kContext), {{}, scratch.buffer()});

@@ -69,9 +69,8 @@ void expect_as_on_cpu(const Options& options, const std::vector<float>& values, 
   const Array gradient(values, dtype);
   CutLauncher launcher(cut);
   kernels::DeviceCounts counts;
-  kernels::DeviceFault fault;
   TagcFlatOnHost host(options, limits);
-  TagcFlatOnDevice device(options, {launcher, &counts, &fault}, limits);
+  TagcFlatOnDevice device(options, {launcher, &counts}, limits);
   const std::vector<float> residuals = make_piece(Data::kHeavyTail, kChunks * num_elements, 12);
   Arrays on_host(host, residuals, num_elements);
   Arrays on_device(device, residuals, num_elements);
@@ -159,7 +158,7 @@ TEST(TagcFlatDevice, TablesInSharedAndInScratchMemory) {
 TEST(TagcFlatDevice, MarksPastTheEndAreIgnored) {
   CutLauncher launcher({16, 2});
   kernels::DeviceCounts counts;
-  TagcFlatOnDevice flat(options_of(4, .9), {launcher, &counts, nullptr});
+  TagcFlatOnDevice flat(options_of(4, .9), {launcher, &counts});
   Memory index(flat.index_bytes(1001));
   std::fill_n(index.data(), index.buffer().bytes(), uint8_t{0});
   index.data()[index.buffer().bytes() - 1] = 0x80;
@@ -175,7 +174,7 @@ TEST(TagcFlatDevice, MarksPastTheEndAreIgnored) {
 TEST(TagcFlatDevice, RefusesWrongMemory) {
   CutLauncher launcher({16, 2});
   kernels::DeviceCounts counts;
-  TagcFlatOnDevice flat(options_of(4, .9), {launcher, &counts, nullptr});
+  TagcFlatOnDevice flat(options_of(4, .9), {launcher, &counts});
   const std::vector<float> gradient(kChunks * 100);
   Arrays arrays(flat, std::vector<float>(kChunks * 100), 100);
   const FlatChunks chunks = arrays.chunks(buffer_of(gradient));
