@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.base import native
+from isthmus.model.calls import call_of, unit_of
 from isthmus.model.collectives import stream_of_shard
 from isthmus.model.copies import why_fsdp1_is_exact
 from isthmus.model.layout import clean_name
 from isthmus.model.models import held_unit
 from isthmus.model.prepare import prepare_itself
-from isthmus.model.prepared import call_of, prepared_units, unit_of
+from isthmus.model.units import prepared_units
 from isthmus.torch_private.callers import beginning_pass, gathering_object, reduction_of, why_not_reduction_of
 from isthmus.torch_private.models import first_name_of, modules_of, root_of
 

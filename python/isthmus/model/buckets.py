@@ -14,7 +14,7 @@ from isthmus.base.backends import backend_of, group_on_isthmus
 from isthmus.model.copies import why_bucket_is_exact
 from isthmus.model.layout import Layout, Parameter, clean_name, concatenated
 from isthmus.model.models import held_unit
-from isthmus.model.prepared import PASSES_BEFORE_REBUILD, Prepared
+from isthmus.model.units import PASSES_BEFORE_REBUILD, Prepared
 from isthmus.torch_private.models import unlist_newest_hook
 
 if TYPE_CHECKING:

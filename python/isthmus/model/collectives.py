@@ -15,9 +15,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus.base import native
 from isthmus.base.backends import companion_of, isthmus_backend
+from isthmus.model.calls import call_of, unit_of
 from isthmus.model.models import shard_group
 from isthmus.model.prefetch import Prefetch
-from isthmus.model.prepared import PreparedUnit, call_of, prepared_units, unit_of
+from isthmus.model.units import Unit, prepared_units
 from isthmus.torch_private.callers import reduction_of
 from isthmus.torch_private.models import (
     ParamGroup,
@@ -231,7 +232,7 @@ def give_back(unit: ParamGroup, own: tuple[Any, Any]) -> None:
     )
 
 
-def replaced_collectives() -> Iterator[tuple[PreparedUnit, str]]:
+def replaced_collectives() -> Iterator[tuple[Unit, str]]:
     """Yield units whose collectives the program has replaced since they were ours, with the names of what is there."""
     for unit, record in prepared_units.items():
         if record.collectives is not None:

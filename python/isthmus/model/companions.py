@@ -15,7 +15,7 @@ from isthmus.base import native
 from isthmus.base.backends import Companion, backend_of, beside, companion_of, companions, has_two_tiers
 from isthmus.base.error_reports import on_all
 from isthmus.group.nodes.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
-from isthmus.model.prepared import forget_names
+from isthmus.model.units import forget_names
 from isthmus.torch_private.groups import backends_by_device, timeout_of
 
 if TYPE_CHECKING:

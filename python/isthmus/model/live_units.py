@@ -9,14 +9,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.model.models import Unit, ddp_modules, fsdp1_units, owners_in
+from isthmus.model.models import ddp_modules, fsdp1_units, owners_in
 from isthmus.model.prepare import prepared_models, prepared_of
-from isthmus.model.prepared import PreparedUnit, prepared_units
+from isthmus.model.units import Unit, prepared_units
 
 Target = nn.Module | dist.ProcessGroup | None
 
 
-def live_units(target: Target) -> list[PreparedUnit]:
+def live_units(target: Target) -> list[Unit]:
     """Return the units of a model; by default, of all that were prepared or prepared themselves.
 
     That of DDP has no name: its reductions name its buckets.
@@ -25,19 +25,19 @@ def live_units(target: Target) -> list[PreparedUnit]:
     return list({id(owner): unit for model in models for owner, unit in _units_of(model)}.values())
 
 
-def _units_of(model: nn.Module) -> Iterator[tuple[Any, PreparedUnit]]:
+def _units_of(model: nn.Module) -> Iterator[tuple[Any, Unit]]:
     yield from ((owner, prepared_units[owner]) for owner in owners_in(model) if owner in prepared_units)
-    yield from ((handle, PreparedUnit(unit)) for _, handle, unit in fsdp1_units(model) if handle not in prepared_units)
+    yield from ((handle, unit) for _, handle, unit in fsdp1_units(model) if handle not in prepared_units)
     for ddp in ddp_modules(model):
-        yield ddp, PreparedUnit(Unit("", (), other_groups=(ddp.process_group,)), prepared_of(model))
+        yield ddp, Unit("", (), other_groups=(ddp.process_group,), prepared=prepared_of(model))
     for module in model.modules():  # what was prepared by itself keeps the names of that call
         if module is not model and prepared_of(module) is not None:
             yield from _units_of(module)
 
 
-def reduces(unit: PreparedUnit, name: str) -> bool:
+def reduces(unit: Unit, name: str) -> bool:
     """Return whether a backend knows the unit, or one of DDP's buckets, under this name."""
-    if not unit.unit.name and unit.prepared is not None:
+    if not unit.name and unit.prepared is not None:
         return split_name(name)[0].startswith(unit.prepared.base_name("bucket "))
     return name == unit.full_name
 

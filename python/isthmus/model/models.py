@@ -1,10 +1,9 @@
-"""The units of a model, their parameters, who holds them, and the process groups that they are reduced over."""
+"""Finds the units of a model, their parameters, who holds them, and the process groups that they are reduced over."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -13,35 +12,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus.base.backends import companion_of, isthmus_backend
-from isthmus.model.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
+from isthmus.model.layout import Parameter, clean_name, mesh_part
+from isthmus.model.units import Unit
 from isthmus.torch_private import models as private
 from isthmus.torch_private.models import ParamGroup
 
 if TYPE_CHECKING:
     from isthmus import _C
-
-# --- Units of models ---
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
-
-    name: str  # in the model: "blocks.0", "root"
-    parameters: tuple[Parameter, ...]  # with padding between them
-    in_rows: bool = False  # FSDP2
-    shard_group: dist.ProcessGroup | None = None
-    other_groups: tuple[dist.ProcessGroup, ...] = ()  # that it is reduced over
-
-    @property
-    def process_groups(self) -> list[dist.ProcessGroup]:
-        """Return the groups that the unit is reduced over."""
-        return [group for group in (self.shard_group, *self.other_groups) if group is not None]
-
-    def layout(self) -> Layout:
-        """Return the layout of a reduction in which all parameters have gradients."""
-        num_shards = self.shard_group.size() if self.shard_group is not None else 1
-        return (rows if self.in_rows else concatenated)(self.parameters, num_shards)
 
 
 def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:

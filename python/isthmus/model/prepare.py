@@ -16,13 +16,13 @@ from isthmus.base import native
 from isthmus.base.backends import backends_of, group_on_isthmus
 from isthmus.base.job import is_first_rank, this_job, warn_once
 from isthmus.model.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
+from isthmus.model.calls import unit_of
 from isthmus.model.collectives import give_back, replace_collectives, why_not_replaceable
 from isthmus.model.copies import why_fsdp1_is_exact
 from isthmus.model.gradient_scaling import follow
 from isthmus.model.layout import Parameter, clean_name
 from isthmus.model.models import (
     INPUT_BUFFERS,
-    Unit,
     ddp_modules,
     fsdp1_units,
     fsdp2_groups,
@@ -34,7 +34,7 @@ from isthmus.model.models import (
     shard_group,
 )
 from isthmus.model.prefetch import Prefetch
-from isthmus.model.prepared import Prepared, PreparedUnit, prepared_units, unit_of
+from isthmus.model.units import Prepared, Unit, prepared_units
 from isthmus.torch_private.groups import num_deferred_calls
 from isthmus.torch_private.models import ParamGroup, device_of, gather_group, set_input_buffers
 
@@ -119,16 +119,21 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         prepared.bucket_parameters = tuple(bucket_parameters(module).values())
     for group in fsdp2:
         if found := prepared_units.get(group):
-            raise ValueError(f"unit {found.unit.name!r} of FSDP2 belongs to another prepared model")
+            raise ValueError(f"unit {found.name!r} of FSDP2 belongs to another prepared model")
     prepared.take_number(groups_of(model), number_of(ddp[0]) if ddp else None)
     _prepare_fsdp2(model, prepared, fsdp2, _is_on_isthmus)
     for fsdp_module, handle, unit in fsdp1:
-        exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(handle, fsdp_module)
         let_go(handle)
-        prepared_units[handle] = PreparedUnit(unit, prepared, exact)
+        _register(handle, unit, prepared)
+        unit.exact = unit.exact or why_fsdp1_is_exact(handle, fsdp_module)
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
+
+
+def _register(owner: Any, unit: Unit, prepared: Prepared) -> None:
+    unit.prepared, unit.exact = prepared, prepared.exact_reason(unit.name)
+    prepared_units[owner] = unit
 
 
 def prepare_itself(root: nn.Module, *, begins_pass: bool = False) -> None:
@@ -163,12 +168,12 @@ def _prepare_fsdp2(
     if prepared.prefetches and any(device_of(group).type == "cuda" for group in units):
         prepared.prefetch = Prefetch(model)
     for group, unit in units.items():
-        record = prepared_units[group] = PreparedUnit(unit, prepared, prepared.exact_reason(unit.name))
-        let_go(group, but=record.full_name)
+        _register(group, unit, prepared)
+        let_go(group, but=unit.full_name)
         if crosses(found for found in (gather_group(group), shard_group(group)) if found is not None):
-            record.kept = why_not_replaceable(group)
-            if not record.kept:
-                record.collectives = replace_collectives(group, prepared.prefetch)
+            unit.kept = why_not_replaceable(group)
+            if not unit.kept:
+                unit.collectives = replace_collectives(group, prepared.prefetch)
                 this_job().hands_out_collectives = True
 
 
@@ -229,7 +234,7 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     prepared.take_number(groups_of(model))
     for _, parameter in parameters:
         unit = prepared.units[number_of(parameter)]
-        prepared_units[parameter] = PreparedUnit(unit, prepared, prepared.exact_reason(unit.name))
+        _register(parameter, unit, prepared)
         units = [unit_of(parameter, backend) for backend in backends_of(unit.process_groups)]
         native.load().name_parameter(parameter, units)
 

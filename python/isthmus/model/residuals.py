@@ -20,7 +20,6 @@ from isthmus.model.layout import Layout
 from isthmus.model.live_units import Target, live_units, reduces, split_name
 from isthmus.model.models import fsdp2_roots, groups_of, held_units
 from isthmus.model.prepare import prepare_itself
-from isthmus.model.prepared import PreparedUnit
 from isthmus.model.saved_state import (
     RESIDUALS,
     LoadReport,
@@ -31,6 +30,7 @@ from isthmus.model.saved_state import (
     tensor_key,
     to_text,
 )
+from isthmus.model.units import Unit
 from isthmus.torch_private.groups import all_groups
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Dropped(Exception):
     """Why a unit's residual cannot be loaded; the same on all ranks."""
 
 
-def _load_into(source: Source, groups: Groups, live: Sequence[PreparedUnit], *, is_of_model: bool) -> LoadReport:
+def _load_into(source: Source, groups: Groups, live: Sequence[Unit], *, is_of_model: bool) -> LoadReport:
     """Load this rank's saved state of each group, bit for bit."""
     rank = dist.get_rank()
     restored: list[str] = []
@@ -195,7 +195,7 @@ def _load_into(source: Source, groups: Groups, live: Sequence[PreparedUnit], *, 
         if saved.units and saved.options.get("tiers", tiers) != tiers:  # another codec may take them
             raise ValueError(f"residuals were saved with tiers={saved.options['tiers']}, and this group has {tiers}")
         source.check(rank, saved_index)
-        here = [unit for unit in live if group in unit.unit.process_groups]
+        here = [unit for unit in live if group in unit.process_groups]
         for unit_index, unit in enumerate(saved.units):
             try:
                 name = _name_here(unit, here, is_of_model=is_of_model)
@@ -237,12 +237,12 @@ def _same_group(source: Source, ranks: tuple[int, ...], nodes: list[list[int]], 
     return None
 
 
-def _name_here(saved: SavedUnit, here: Sequence[PreparedUnit], *, is_of_model: bool) -> str:
+def _name_here(saved: SavedUnit, here: Sequence[Unit], *, is_of_model: bool) -> str:
     """Return the name of the live unit of a saved one. here: the units of its group. Raises Dropped."""
     base, number = split_name(saved.name)
     if saved.name.startswith("fsdp1:"):
         # FSDP1 names its units in their first reductions.
-        unnamed = [unit for unit in here if unit.unit.name and not unit.unit.in_rows and not unit.name]
+        unnamed = [unit for unit in here if unit.name and not unit.in_rows and not unit.full_name]
         if here and not unnamed:
             raise Dropped("it was saved before isthmus.prepare, which gives FSDP1's units other names")
         return saved.name
@@ -251,19 +251,19 @@ def _name_here(saved: SavedUnit, here: Sequence[PreparedUnit], *, is_of_model: b
     if (bucket := base.rpartition("/")[2]).startswith("bucket "):
         return _name_of_bucket(saved, base, bucket, here)
     # Their order tells apart models of equal names.
-    alike = [unit for unit in here if unit.name == base]
+    alike = [unit for unit in here if unit.base_name == base]
     alike.sort(key=lambda unit: unit.prepared.number if unit.prepared is not None else 0)
     if number > len(alike):
         if not is_of_model and not alike:
             return saved.name
         raise Dropped("there is no such unit; give load_checkpoint the model, prepared as it was")
     unit = alike[number - 1]
-    if saved.parameters and saved.parameters != unit.unit.layout().to_json():
+    if saved.parameters and saved.parameters != unit.layout().to_json():
         raise Dropped("the unit has parameters of other names or shapes than were saved")
     return unit.full_name
 
 
-def _name_of_bucket(saved: SavedUnit, base: str, bucket: str, here: Iterable[PreparedUnit]) -> str:
+def _name_of_bucket(saved: SavedUnit, base: str, bucket: str, here: Iterable[Unit]) -> str:
     for unit in here:
         prepared = unit.prepared
         if prepared is None or not prepared.bucket_parameters or prepared.base_name(bucket) != base:

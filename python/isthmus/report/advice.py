@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.base import native
 
 if TYPE_CHECKING:
-    from isthmus.model.prepared import PreparedUnit
+    from isthmus.model.units import Unit
     from isthmus.report.summary import Crossing
 
 _MUST_GET_THE_SAME = "copies of the same parameters, as under tensor parallelism, and must get the same bits"
@@ -83,7 +83,7 @@ def on_kept(reasons: Mapping[str, int]) -> Iterator[str]:
         )
 
 
-def on_replaced(replaced: Iterable[tuple[PreparedUnit, str]]) -> str:
+def on_replaced(replaced: Iterable[tuple[Unit, str]]) -> str:
     """Name units whose collectives are not Isthmus's any more, "" if there are none."""
     units = ", ".join(sorted(f"{unit.full_name} ({others})" for unit, others in replaced))
     return units and (

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from isthmus.base.backends import backend_of, backends_of
 from isthmus.model.collectives import replaced_collectives
-from isthmus.model.prepared import PreparedUnit, prepared_units
+from isthmus.model.units import Unit, prepared_units
 from isthmus.report import advice
 from isthmus.torch_private.groups import all_groups
 
@@ -74,8 +74,8 @@ def _stats(backend: _C.Backend) -> dict[str, Any]:
     """The statistics of a backend, with what Python knows of its units."""
     found: dict[str, Any] = backend.stats()
 
-    def is_its(unit: PreparedUnit) -> bool:
-        return backend in backends_of(unit.unit.process_groups)
+    def is_its(unit: Unit) -> bool:
+        return backend in backends_of(unit.process_groups)
 
     reasons = Counter(unit.kept for unit in prepared_units.values() if unit.kept and is_its(unit))
     replaced = ((unit, others) for unit, others in replaced_collectives() if is_its(unit))

@@ -25,7 +25,7 @@ from isthmus.group.gloo import GroupRanks
 from isthmus.group.nodes.launchers import claim_beyond
 from isthmus.group.nodes.node_map import Nodes
 from isthmus.group.register import create
-from isthmus.model.prepared import Described
+from isthmus.model.calls import Described
 from isthmus.report.statistics import sum_of
 from isthmus.torch_private.groups import make_group, set_timeout_of_backend
 from isthmus.torchft.quorum import Quorum, RankPosition, moved

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import ReduceOp
 from torchft.ddp import DistributedDataParallel
 from torchft.local_sgd import _StreamingDiLoCoFragment
 
-from isthmus.model.prepared import Described, describe
+from isthmus.model.calls import Described, describe
 from isthmus.torch_private.callers import hooked_reduction_of
 from isthmus.torchft.group import ProcessGroupIsthmus
 

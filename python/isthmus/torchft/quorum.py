@@ -11,7 +11,7 @@ import torch
 
 from isthmus.base import native
 from isthmus.group.nodes.node_map import tiers_of
-from isthmus.model.prepared import Described
+from isthmus.model.calls import Described
 
 if TYPE_CHECKING:
     from isthmus import _C

@@ -13,8 +13,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines tor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from isthmus.model.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
-from isthmus.model.models import Unit
 from isthmus.model.prepare import _noisy_in
+from isthmus.model.units import Unit
 
 assert _fsdp_collectives
 

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from isthmus.model.collectives import UnitAllGather
 from isthmus.model.models import fsdp2_units
 from isthmus.model.prefetch import Prefetch
-from isthmus.model.prepared import Prepared, PreparedUnit, prepared_units
+from isthmus.model.units import Prepared, prepared_units
 from isthmus.torch_private.models import collectives_of, param_groups_of
 from support.logs import logged
 
@@ -52,7 +52,8 @@ class Followed:
         self.prefetch = Prefetch(self.model)
         for group, unit in fsdp2_units(self.model):
             prepared = Prepared("", "*", prefetches=True)
-            prepared_units[group] = PreparedUnit(unit, prepared)
+            unit.prepared = prepared
+            prepared_units[group] = unit
         self.events: list[str] = []
         for index, layer in enumerate(self.model.layers):
             (unit,) = param_groups_of(layer)

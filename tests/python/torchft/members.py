@@ -12,7 +12,7 @@ import torch
 from torch.distributed import ReduceOp, TCPStore
 from torchft import process_group
 
-from isthmus.model.prepared import Described
+from isthmus.model.calls import Described
 from isthmus.torchft import ProcessGroupIsthmus
 
 Result = TypeVar("Result")

@@ -16,7 +16,7 @@ from torch.distributed import ReduceOp, TCPStore
 from torchft import process_group_test as own
 
 from isthmus.base import native
-from isthmus.model.prepared import Described
+from isthmus.model.calls import Described
 from isthmus.torchft import ProcessGroupIsthmus
 from python.torchft.members import (
     ELEMENTS,

@@ -1,7 +1,4 @@
-"""The record of a prepared model: the names of its units, and their layouts; and which unit FSDP reduces or gathers.
-
-A unit's own collectives know it. Else FSDP is found on the stack of the call (torch_private/callers.py).
-"""
+"""Units of models, and the record of a prepared model: the names of its units, and their layouts."""
 
 from __future__ import annotations
 
@@ -11,20 +8,56 @@ from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus.base import native
-from isthmus.model.copies import why_fsdp2_is_exact
-from isthmus.model.layout import Layout, Parameter
-from isthmus.model.models import Unit, held_unit, label_of
-from isthmus.torch_private.models import ParamGroup, section_elements, trainable_indexes
+from isthmus.model.layout import Layout, Parameter, concatenated, rows
 
 if TYPE_CHECKING:
     from isthmus import _C
     from isthmus.model.prefetch import Prefetch
+
+
+@dataclass(eq=False)
+class Unit:
+    """Parameters that a model reduces together. Refers to nothing that reduces it, and so keeps no model alive."""
+
+    name: str  # in the model: "blocks.0", "root"; "" of DDP, whose reductions name its buckets
+    parameters: tuple[Parameter, ...]  # with padding between them
+    in_rows: bool = False  # FSDP2
+    shard_group: dist.ProcessGroup | None = None
+    other_groups: tuple[dist.ProcessGroup, ...] = ()  # that it is reduced over
+    prepared: Prepared | None = None  # None: nobody prepared it
+    exact: _C.Reason | None = None  # why it is exact: by its name, and of FSDP1 because of copies
+    collectives: tuple[Any, Any] | None = None  # FSDP2's own, where Isthmus's took their place
+    kept: str = ""  # why it keeps its own collectives
+
+    @property
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """Return the groups that the unit is reduced over."""
+        return [group for group in (self.shard_group, *self.other_groups) if group is not None]
+
+    def layout(self) -> Layout:
+        """Return the layout of a reduction in which all parameters have gradients."""
+        num_shards = self.shard_group.size() if self.shard_group is not None else 1
+        return (rows if self.in_rows else concatenated)(self.parameters, num_shards)
+
+    @property
+    def base_name(self) -> str:
+        """Its name without the number among models of equal names, "" if its reductions name it."""
+        return self.prepared.base_name(self.name) if self.prepared is not None and self.name else ""
+
+    @property
+    def full_name(self) -> str:
+        """The name under which a backend knows the unit, "" if its reductions name it."""
+        return self.prepared.full_name(self.name) if self.prepared is not None and self.name else ""
+
+
+# By FSDP2's object, FSDP1's handle or the DTensor that is reduced.
+prepared_units: MutableMapping[Any, Unit] = WeakIdKeyDictionary()
 
 #: DDP rebuilds its buckets after the first backward pass, or after the second with a static graph.
 PASSES_BEFORE_REBUILD = 2
@@ -99,81 +132,3 @@ _taken: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], int]]
 def forget_names(process_group: dist.ProcessGroup) -> None:
     """Restart the numbers of models that are reduced over a group, as the backend that knew their names is gone."""
     _taken.pop(process_group, None)
-
-
-@dataclass
-class PreparedUnit:
-    """A unit of a model. Refers to none of torch's objects that reduce it, so that it keeps none alive."""
-
-    unit: Unit
-    prepared: Prepared | None = None  # None: nobody prepared it
-    exact: _C.Reason | None = None  # why it is exact: by its name, and of FSDP1 because of copies
-    collectives: tuple[Any, Any] | None = None  # FSDP2's own, where Isthmus's took their place
-    kept: str = ""  # why it keeps its own collectives
-
-    @property
-    def name(self) -> str:
-        """Its name without the number among models of equal names, "" if its reductions name it."""
-        return self.prepared.base_name(self.unit.name) if self.prepared is not None and self.unit.name else ""
-
-    @property
-    def full_name(self) -> str:
-        """The name under which a backend knows the unit, "" if its reductions name it."""
-        return self.prepared.full_name(self.unit.name) if self.prepared is not None and self.unit.name else ""
-
-
-# By FSDP2's object, FSDP1's handle or the DTensor that is reduced.
-prepared_units: MutableMapping[Any, PreparedUnit] = WeakIdKeyDictionary()
-
-
-# --- Reductions ---
-
-
-class Described(NamedTuple):
-    """What a reduction tells of its unit."""
-
-    name: str
-    sections: _C.Sections | None = None  # of the parameters that are trained, where rows of them are reduced
-    with_gradients: _C.Sections | None = None  # of those that have gradients, where some have none
-    exact: _C.Reason | None = None
-
-
-# Of FSDP2's objects, why copies keep their reductions exact, and their sections by the indexes of parameters.
-_known: weakref.WeakKeyDictionary[ParamGroup, tuple[_C.Reason | None, dict[tuple[int, ...], Any]]]
-_known = weakref.WeakKeyDictionary()
-
-
-def describe(group: ParamGroup, indexes: tuple[int, ...]) -> Described:
-    """Describe a reduction by a unit of FSDP2 whose parameters with these indexes have gradients."""
-    if group not in _known:
-        _known[group] = why_fsdp2_is_exact(group), {}
-    why_copies, sections = _known[group]
-    trained = trainable_indexes(group)
-    for some in (trained, indexes):
-        if some not in sections:
-            sections[some] = native.load().Sections([(index, section_elements(group, index)) for index in some])
-    found = prepared_units.get(group)
-    name, exact = (label_of(group), None) if found is None else (found.full_name, found.exact)
-    return Described(name, sections[trained], None if indexes == trained else sections[indexes], exact or why_copies)
-
-
-def unit_of(owner: Any, backend: _C.Backend) -> _C.Unit:
-    """Return the unit of one of FSDP2's objects, or of what `prepared_units` has, in a process group."""
-
-    def make() -> _C.Unit:
-        found = prepared_units.get(owner)
-        if found is None:  # FSDP2's, of another backend, in a hook
-            return backend.unit(label_of(owner))
-        layout = found.unit.layout()
-        if found.unit.in_rows:  # each call says which rows
-            return backend.unit(found.full_name, parameters=layout.to_json())
-        return backend.unit(found.full_name, layout.hash, found.exact, layout.to_json())
-
-    return held_unit(owner, backend, make)
-
-
-def call_of(group: ParamGroup, indexes: tuple[int, ...], backend: _C.Backend) -> _C.UnitCall:
-    """Return how the native module is told of a reduction that `describe` describes."""
-    _, sections, with_gradients, exact = describe(group, indexes)
-    made: _C.UnitCall = native.load().UnitCall(unit_of(group, backend), sections, with_gradients, exact)
-    return made
