@@ -120,18 +120,18 @@ def test_merge_ranks_takes_the_slowest_time_the_mean_loss_and_the_sum_of_bytes()
     assert merge_ranks((record(1.0), record(1.0)))["link_sent_bytes"] is None
 
 
-def synthetic_records(seconds):
+def synthetic_records(seconds, loss_steps=2):
     """Records of one link where arm a takes seconds[a] a step."""
     steps = {}
     for arm, step_s in seconds.items():
-        kinds = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("settling", "1gbit")]
+        kinds = [*[("loss", UNSHAPED)] * loss_steps, ("audited", UNSHAPED), ("settling", "1gbit")]
         kinds += [("timed", "1gbit")] * 3
         steps[arm] = [
             merge_ranks((record(0.1 if kind == "loss" else step_s, 110),)) | {"step": step, "link": link, "kind": kind}
             for step, (kind, link) in enumerate(kinds)
         ]
-        steps[arm][2]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
-        steps[arm][3]["seconds"] = 1e6  # not timed
+        steps[arm][-5]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
+        steps[arm][-4]["seconds"] = 1e6  # not timed
     config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
     return TrainingRecords(config, "test", ["1gbit"], 1, steps, dict.fromkeys(seconds, 2.5))
 
@@ -159,6 +159,14 @@ def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
     assert arm["reduce_scatter_link_bytes_per_step"] == 41
     assert arm["all_gather_link_bytes_per_step"] == 110 - 41
     assert (arm["check"]["link_bytes"], arm["check"]["holds"]) == (102, False)
+
+
+@pytest.mark.parametrize(("arm", "loss_steps", "timed"), [("fsdp", 7, 6), ("ddp-quant", 7, 4), ("ddp-quant", 2, 1)])
+def test_passes_of_ddp_that_are_still_exact_are_not_timed(arm, loss_steps, timed):
+    assert (
+        build_report(synthetic_records({arm: 2.0}, loss_steps))["arms"][arm]["by_link"]["unshaped"]["num_steps"]
+        == timed
+    )
 
 
 def test_without_counters_bytes_are_those_of_the_prediction():
