@@ -182,6 +182,12 @@ FIGURES = (
         },
     ),
     Figures("faults", "python tests/faults/table.py", 10, document="docs/faults.md"),
+    Figures(
+        "plan",
+        "isthmus plan --preset llama2-7b --nodes 2 --ranks-per-node 8 --inter 25gbit --intra 3600gbit "
+        "--plot docs/figures/plan.png > /dev/null",
+        1,
+    ),
 )
 
 

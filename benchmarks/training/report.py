@@ -25,6 +25,8 @@ DISTURBED = "DISTURBED"
 _EQUAL_TIMES = 0.05
 #: Options that say nothing about an arm: the defaults.
 _IN_ALL_ARMS = (("tiers", "two"), ("units", "*"))
+#: Before and after DDP makes its last buckets: docs/recipes.md.
+_EXACT_PASSES_OF_DDP = 3
 #: Timed steps of one arm that differ more than this were disturbed.
 _CALM_SPREAD = 1.3
 
@@ -74,7 +76,7 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
 
 def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) -> dict[str, Any]:
     steps = records.steps[name]
-    timed = [step for step in steps[1:] if step["kind"] in ("loss", "timed")]  # the first of all steps warms up
+    timed = [step for step in steps[_warm_up(name, steps) :] if step["kind"] in ("loss", "timed")]
     by_link = {link: _figures([step for step in timed if step["link"] == link]) for link in links}
     audited = [step for step in steps if step["kind"] == "audited"]
     own_options = ARMS[name].options
@@ -106,6 +108,12 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
         arm["link_bytes_per_step"] = sum(parts.values())
     arm |= {f"{phase}_link_bytes_per_step": num_bytes for phase, num_bytes in parts.items()}
     return arm | {"by_link": by_link, "steps": steps}
+
+
+def _warm_up(name: str, steps: list[dict[str, Any]]) -> int:
+    """How many steps are not timed: the first, and of DDP all that may be exact, as far as others are left."""
+    num_loss_steps = sum(step["kind"] == "loss" for step in steps)
+    return min(_EXACT_PASSES_OF_DDP, num_loss_steps - 1) if ARMS[name].is_ddp else 1
 
 
 def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:

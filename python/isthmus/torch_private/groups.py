@@ -73,6 +73,7 @@ def make_nccl(
 ) -> Any:
     """Construct the backend that torch makes for "nccl". It connects at its first call."""
     options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout  # else the older of the two kinds warns of another one
     if hasattr(options, "lazy_init"):  # since torch 2.15, where an environment variable chooses between two kinds
         options.lazy_init = True
         dist.Backend._ensure_backend_registered(dist.Backend.NCCL)
@@ -84,7 +85,6 @@ def make_nccl(
         request.process_group = dist.ProcessGroup(store, rank, len(global_ranks))
         request.process_group.bound_device_id = device
         return dist.Backend._plugins[dist.Backend.NCCL.upper()].creator_fn(request, options)
-    options._timeout = timeout
     options.global_ranks_in_group = list(global_ranks)
     options.group_name = GroupName(name)
     return dist.ProcessGroupNCCL(store, rank, len(global_ranks), options)

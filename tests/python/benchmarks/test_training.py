@@ -1,9 +1,9 @@
-"""`isthmus bench training` and `scaling`: arguments, schedule, predictions, reports, and a tiny run from end to end."""
+"""`isthmus bench training`: arguments, schedule, predictions, reports, and a tiny run from end to end."""
 
 import io
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,9 +11,6 @@ from rich.console import Console
 
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.common.shape import ModelShape
-from isthmus.benchmarks.scaling import run as scaling
-from isthmus.benchmarks.scaling.config import ScalingConfig
-from isthmus.benchmarks.scaling.run import run_scaling
 from isthmus.benchmarks.simulate.network import NamespaceNetwork, open_network
 from isthmus.benchmarks.training import run as training
 from isthmus.benchmarks.training.check import check_arm, check_report, predict, print_checks
@@ -120,18 +117,18 @@ def test_merge_ranks_takes_the_slowest_time_the_mean_loss_and_the_sum_of_bytes()
     assert merge_ranks((record(1.0), record(1.0)))["link_sent_bytes"] is None
 
 
-def synthetic_records(seconds):
+def synthetic_records(seconds, loss_steps=2):
     """Records of one link where arm a takes seconds[a] a step."""
     steps = {}
     for arm, step_s in seconds.items():
-        kinds = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("settling", "1gbit")]
+        kinds = [*[("loss", UNSHAPED)] * loss_steps, ("audited", UNSHAPED), ("settling", "1gbit")]
         kinds += [("timed", "1gbit")] * 3
         steps[arm] = [
             merge_ranks((record(0.1 if kind == "loss" else step_s, 110),)) | {"step": step, "link": link, "kind": kind}
             for step, (kind, link) in enumerate(kinds)
         ]
-        steps[arm][2]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
-        steps[arm][3]["seconds"] = 1e6  # not timed
+        steps[arm][-5]["audited_link_bytes"] = {"all_gather": 61, "reduce_scatter": 41}
+        steps[arm][-4]["seconds"] = 1e6  # not timed
     config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
     return TrainingRecords(config, "test", ["1gbit"], 1, steps, dict.fromkeys(seconds, 2.5))
 
@@ -159,6 +156,14 @@ def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
     assert arm["reduce_scatter_link_bytes_per_step"] == 41
     assert arm["all_gather_link_bytes_per_step"] == 110 - 41
     assert (arm["check"]["link_bytes"], arm["check"]["holds"]) == (102, False)
+
+
+@pytest.mark.parametrize(("arm", "loss_steps", "timed"), [("fsdp", 7, 6), ("ddp-quant", 7, 4), ("ddp-quant", 2, 1)])
+def test_passes_of_ddp_that_are_still_exact_are_not_timed(arm, loss_steps, timed):
+    assert (
+        build_report(synthetic_records({arm: 2.0}, loss_steps))["arms"][arm]["by_link"]["unshaped"]["num_steps"]
+        == timed
+    )
 
 
 def test_without_counters_bytes_are_those_of_the_prediction():
@@ -358,40 +363,3 @@ def test_a_byte_a_link_and_a_collective_too_many_are_found(spoil):
     report = made_report()
     spoil(report)
     assert [check.holds for check in check_report(report)] == [True, False]
-
-
-def config_of(*layouts):
-    return ScalingConfig(arms=("fsdp", "tagc"), layouts=layouts, link="8mbit")
-
-
-@pytest.mark.parametrize("text", ["", "4", "4x2x1", "4 x two"])
-def test_a_layout_that_is_none_is_named(text):
-    with pytest.raises(ValueError, match=f"layout '{text}': expected NODESxRANKS"):
-        config_of(text)
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    done = []
-
-    def run_training(config, output_dir, console):
-        output_dir.mkdir(parents=True, exist_ok=True)
-        done.append(f"{config.nodes}x{config.ranks_per_node}")
-        return replace(synthetic_records(dict.fromkeys(config.arms, 3.0)), config=config)
-
-    monkeypatch.setattr(scaling, "run_training", run_training)
-    return done
-
-
-def test_figures_are_of_one_node(runs, tmp_path):
-    config = config_of("2x1", "4x2")
-    report = run_scaling(config, tmp_path, Console(quiet=True))
-    assert runs == ["2x1", "4x2"]
-    assert list(report["layouts"]) == ["2x1", "4x2"]
-    assert report["arguments"]["layouts"] == ("2x1", "4x2")
-    figures = report["layouts"]["4x2"]["tagc"]
-    assert figures["node_mb_per_step"] == pytest.approx(110 / 4 / 1e6)
-    assert figures["reduction_node_mb_per_step"] == pytest.approx(41 / 4 / 1e6)  # as audited, over four nodes
-    assert figures["median_step_s"] == 3.0
-    assert (figures["check"]["link_bytes"], figures["check"]["holds"]) == (102, False)
-    assert report["layouts"]["2x1"]["tagc"]["node_mb_per_step"] == pytest.approx(110 / 2 / 1e6)

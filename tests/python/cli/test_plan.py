@@ -1,5 +1,6 @@
 """`isthmus plan`: what it prints, draws and refuses, and where links come from."""
 
+import re
 import sys
 
 import pytest
@@ -135,9 +136,11 @@ def test_strategies_come_in_one_list_in_several_or_by_themselves():
         assert list(found["strategies"]) == expected
 
 
-def test_sentences_do_not_wrap_in_a_pipe():
-    result = CliRunner().invoke(app, ["plan", *LLAMA], env={"COLUMNS": "80"})
+def test_tables_keep_their_columns_and_sentences_do_not_wrap_in_a_pipe():
+    result = CliRunner().invoke(app, ["plan", *LLAMA], env={"COLUMNS": "40"})
     assert result.exit_code == 0
+    assert "…" not in result.output
+    assert re.search(r"^  hsdp-quant( +\d+\.\d\d){6} *$", result.output, re.MULTILINE)
     assert "\n- Bytes are tested against counters of real runs. Times are a model, compared with one" in result.output
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +19,11 @@ from torch.distributed.fsdp import fully_shard
 import isthmus
 from gpu.counts.chain import Counts
 from isthmus.base.backends import companion_of
-from isthmus.group import cuda
+from isthmus.group import cuda, register
 from isthmus.group.agreement import Introduction
 from isthmus.group.cuda import Gpu
 from isthmus.group.nodes.node_map import told_by_ranks
+from isthmus.torch_private.groups import make_nccl
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.logs import logged
@@ -186,6 +188,48 @@ def test_two_nodes_whose_rails_differ(tmp_path: Path) -> None:
     )
     assert messages[1].startswith("rails differ between nodes: rank 1 leaves by mlx5_1, and rank 3 by mlx5_2: set ")
     assert not any(message.startswith(("group of", "rails differ")) for log in others for message in log)
+
+
+def broadcast_by(way: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Tell of a broadcast by groups whose ranks take their GPUs in one way, and of which kinds these are."""
+    gpus = {"one for all": [0, 0, 0, 0], "LOCAL_RANK's": [0, 1, 0, 1], "device_id's": [0, 0, 1, 1]}[way]
+    device = torch.device("cuda", gpus[rank])
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if way != "device_id's":
+        monkeypatch.setenv("LOCAL_RANK", str(gpus[rank]))
+    kinds = []
+
+    def make(*arguments: Any) -> Any:
+        made = make_nccl(*arguments)
+        kinds.append(type(made).__name__)
+        return made
+
+    monkeypatch.setattr(register, "make_nccl", make)
+    torch.cuda.set_device(device)
+    ranks.init(device_id=device if way == "device_id's" else None)
+    said = []
+    for group in (dist.group.WORLD, dist.new_group()):
+        sent = torch.tensor([rank], device=device)
+        dist.broadcast(sent, 3, group=group)
+        said.append(sent.item())
+    dist.destroy_process_group()
+    return said + kinds
+
+
+def broadcast(rank: int, world_size: int, way: str) -> tuple[list[Any], list[str]]:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        said = broadcast_by(way, rank, patch)
+    return said, [str(warning.message) for warning in warned if "timeout" in str(warning.message)]
+
+
+@cuda_worlds.on_fake_gpu
+@pytest.mark.parametrize("way", ["one for all", "LOCAL_RANK's", "device_id's"])
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_both_kinds_of_torchs_nccl_are_world_backends(asked: str, way: str) -> None:
+    env = {"FAKE_GPU_COUNT": "2", "ISTHMUS_NODES": "2x2"} | ({"TORCH_DIST_USE_NCCL2": asked} if asked else {})
+    kind = "ProcessGroupNCCL2" if hasattr(dist, "ProcessGroupNCCL2") and not asked else "ProcessGroupNCCL"
+    assert fake_gpu.run(broadcast, WORLD_SIZE, way, env=env) == [([3, 3, kind, kind], [])] * WORLD_SIZE
 
 
 HAS = Gpu(bus_id="0000:07:00.0")

@@ -144,13 +144,25 @@ def test_losses_in_bfloat16_are_those_of_the_runs() -> None:
 
 
 def test_choosing_repeats_those_rows() -> None:
-    losses = (DOCS / "convergence.md").read_text()
-    rows = table(DOCS / "choosing.md", "", "bits", "AdamW, bf16")
-    assert len(rows) == 6
-    for _, bits, adamw, muon in rows:
-        for shown in (adamw, muon):
-            measured = re.sub(r" \(.*", "", shown)
-            assert f"| {bits} | {measured} |" in losses or f"| {bits} | {measured} (" in losses or not shown, shown
+    rows = filled(table(DOCS / "convergence.md", "optimizer, layout"), 1)
+    losses = {f"{layout}, {codec}": shown for layout, codec, _, shown in rows}
+    rows = filled(table(DOCS / "convergence.md", "nodes, collective"), 1)
+    losses |= {f"{where}, {codec}": shown for where, codec, _, shown in rows}
+    default, three, two, one, tagc = (
+        losses[f"2, reduce-scatter, {codec}"]
+        for codec in (
+            "`quant`, 4 bits (default)",
+            *(f"`quant`, {bits}" for bits in ("3 bits", "2 bits", "1 bit")),
+            "`tagc` 10x, as published but in two tiers",
+        )
+    )
+    muon = {bits: losses[f"Muon, FSDP, {bits} bits"].removesuffix(" (6)") for bits in (4, 8)}
+    text = " ".join((DOCS / "choosing.md").read_text().split())
+    assert f"under AdamW in bf16 {default} with the default, {three} with 3 bits and {two} with 2" in text
+    assert (
+        f", {one} with 1 bit, {tagc} with `tagc` 10x; under Muon in float32 {muon[4]} with the default, {muon[8]} "
+        in text
+    )
 
 
 def test_ten_million_parameters_seed_by_seed() -> None:
