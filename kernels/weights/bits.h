@@ -67,7 +67,7 @@ ISTHMUS_DEVICE uint64_t spread(uint64_t bits, uint64_t mask) {
   return _pdep_u64(bits, mask);
 #else
   uint64_t word = 0;
-  bits &= lower_bits(count_ones(mask));
+  bits &= lower_bits(count_ones(mask));  // so that the loop ends with the last one
   for (; (bits != 0) & (mask != 0); mask &= mask - 1, bits >>= 1) {
     word |= (bits & 1) != 0 ? mask & (0 - mask) : 0;
   }
