@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/block/group.h"
 #include "kernels/block/host_device.h"
 
-#if defined(__BMI2__) && !defined(__clang_analyzer__)
+// Neither nvcc nor clang-tidy knows these.
+#if defined(__BMI2__) && !defined(__clang_analyzer__) && !defined(__CUDA_ARCH__)
+#define ISTHMUS_BMI2
 #include <immintrin.h>
 #endif
 
@@ -34,7 +37,13 @@ ISTHMUS_DEVICE int highest_one(uint64_t word) {
   return 63 - __builtin_clzll(word);
 #endif
 }
-ISTHMUS_DEVICE uint64_t lower_bits(int count) { return count == 0 ? 0 : ~uint64_t{0} >> (64 - count); }
+ISTHMUS_DEVICE uint64_t lower_bits(int count) {
+#ifdef ISTHMUS_BMI2
+  return _bzhi_u64(~uint64_t{0}, static_cast<uint32_t>(count));
+#else
+  return count == 0 ? 0 : ~uint64_t{0} >> (64 - count);
+#endif
+}
 
 template <typename Visit>
 ISTHMUS_DEVICE void for_each_one(uint64_t word, const Visit& visit) {
@@ -43,9 +52,9 @@ ISTHMUS_DEVICE void for_each_one(uint64_t word, const Visit& visit) {
   }
 }
 
-// The bits of a word where `mask` has ones, side by side; and back to there.
+// The bits of a word where `mask` has ones, side by side; and as many of the lowest bits back to there.
 ISTHMUS_DEVICE uint64_t gathered(uint64_t word, uint64_t mask) {
-#if defined(__BMI2__) && !defined(__clang_analyzer__) && !defined(__CUDA_ARCH__)
+#ifdef ISTHMUS_BMI2
   return _pext_u64(word, mask);
 #else
   uint64_t bits = 0;
@@ -54,10 +63,11 @@ ISTHMUS_DEVICE uint64_t gathered(uint64_t word, uint64_t mask) {
 #endif
 }
 ISTHMUS_DEVICE uint64_t spread(uint64_t bits, uint64_t mask) {
-#if defined(__BMI2__) && !defined(__clang_analyzer__) && !defined(__CUDA_ARCH__)
+#ifdef ISTHMUS_BMI2
   return _pdep_u64(bits, mask);
 #else
   uint64_t word = 0;
+  bits &= lower_bits(count_ones(mask));  // so that the loop ends with the last one
   for (; (bits != 0) & (mask != 0); mask &= mask - 1, bits >>= 1) {
     word |= (bits & 1) != 0 ? mask & (0 - mask) : 0;
   }
@@ -105,12 +115,23 @@ class BitWriter {
 struct BitReader {
   const uint64_t* words;
 
-  // At most 64 bits.
-  ISTHMUS_DEVICE uint64_t get(uint32_t position, int count) const {
+  // At most 64 bits. Those above are anything.
+  ISTHMUS_DEVICE uint64_t peek(uint32_t position, int count) const {
+#ifdef ISTHMUS_BMI2
+    const auto* bytes = reinterpret_cast<const uint8_t*>(words) + position / 8;
+    const auto shift = static_cast<int>(position % 8);
+    uint64_t bits = 0;
+    std::memcpy(&bits, bytes, sizeof(bits));
+    bits >>= shift;
+    return count <= 57 ? bits : bits | uint64_t{bytes[8]} << 1 << (63 - shift);
+#else
+    static_cast<void>(count);
     const uint64_t* word = words + position / 64;
     const auto shift = static_cast<int>(position % 64);
-    return (word[0] >> shift | word[1] << 1 << (63 - shift)) & lower_bits(count);
+    return word[0] >> shift | word[1] << 1 << (63 - shift);
+#endif
   }
+  ISTHMUS_DEVICE uint64_t get(uint32_t position, int count) const { return peek(position, count) & lower_bits(count); }
 };
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -80,15 +80,26 @@ class WeightBlock {
         own_(group, num_words_) {}
 
  protected:
-  // The elements of a class, by word.
-  ISTHMUS_DEVICE uint64_t members_of(int word, uint32_t of_class, uint32_t shift) const {
-    uint64_t members = ~uint64_t{0};
-    ISTHMUS_UNROLL
-    for (uint32_t bit = 0; bit < kWeightClassBits; ++bit) {
-      const uint64_t is_other = bit < shift || (of_class << shift >> bit & 1) != 0 ? 0 : ~uint64_t{0};
-      members &= bit < shift ? ~uint64_t{0} : masks_->exponent[bit][word] ^ is_other;
+  // Keeps the words that have elements of a class, up to the one returned; visit(members, word) for each of all words.
+  template <typename Visit>
+  ISTHMUS_DEVICE int keep_class(uint32_t of_class, uint32_t shift, const Visit& visit) const {
+    for (int word = own_.first; word < own_.end; ++word) {  // a loop of its own, for vectors
+      uint64_t members = ~uint64_t{0};
+      ISTHMUS_UNROLL
+      for (uint32_t bit = 0; bit < kWeightClassBits; ++bit) {
+        const uint64_t is_other = (of_class << shift >> bit & 1) != 0 ? 0 : ~uint64_t{0};
+        const uint64_t is_left_out = bit < shift ? ~uint64_t{0} : 0;
+        members &= (masks_->exponent[bit][word] ^ is_other) | is_left_out;
+      }
+      masks_->members[word] = members;
     }
-    return members;
+    int end = own_.first;
+    for (int word = own_.first; word < own_.end; ++word) {
+      const uint64_t members = masks_->members[word];
+      visit(members, word);
+      keep(members, word, end);
+    }
+    return end;
   }
   // Keeps words of members in front, at `place` of this thread's.
   ISTHMUS_DEVICE void keep(uint64_t members, int word, int& place) const {

@@ -157,31 +157,6 @@ struct VectorWords : WeightWords<Format> {
     }
   }
 
-  void move(int word, const WeightMasks<Format>& masks, int num_levels, uint64_t changed, uint64_t signs) const {
-    Bits* const elements = new_word(word);
-    if (count_ones(changed) <= kFew) {
-      Base::move_each(elements, word, masks, num_levels, changed, signs);
-      return;
-    }
-    uint64_t bits[Format::kBits];
-    for (int level = 0; level < num_levels; ++level) {
-      bits[level] = masks.level[level][word];
-    }
-    for (int first = 0; first < kWeightWordElements; first += kLanes) {
-      Vector distance{};
-      for (int level = 0; level < num_levels; ++level) {
-        const auto bit = static_cast<Bits>(1U << level);
-        distance |= where(bits[level] >> first) & bit;
-      }
-      const Vector down = where(signs >> first);
-      Vector old;
-      std::memcpy(&old, elements + first, sizeof(old));
-      const Vector moved = ordered(ordered(old) + ((distance ^ down) - down));
-      std::memcpy(elements + first, &moved, sizeof(moved));
-    }
-  }
-
- private:
 #if defined(ISTHMUS_VECTOR_MASKS) && defined(__AVX512BW__)
   static constexpr int kLanes = 64 / sizeof(Bits);
   using Vector [[gnu::vector_size(64)]] = Bits;
@@ -211,6 +186,40 @@ struct VectorWords : WeightWords<Format> {
     return bits ^ ((Vector{} - (bits >> kTop)) & static_cast<Bits>((Bits{1} << kTop) - 1));
   }
 
+  class Moves {
+   public:
+    Moves(const VectorWords& words, int word, const WeightMasks<Format>& /*masks*/, uint64_t /*changed*/,
+          uint64_t signs)
+        : elements_(words.new_word(word)), signs_(signs) {
+      // The same word of the next block is on its way while this block is computed.
+      for (size_t byte = 0; byte < sizeof(Bits) * kWeightWordElements; byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const std::byte*>(elements_ + kWeightBlockElements) + byte);
+      }
+    }
+    void add(int bit, uint64_t bits) {
+      for (int i = 0; i < kVectors; ++i) {
+        distance_[i] |= where(bits >> (i * kLanes)) & static_cast<Bits>(Bits{1} << bit);
+      }
+    }
+    void finish() const {
+      for (int i = 0; i < kVectors; ++i) {
+        const Vector down = where(signs_ >> (i * kLanes));
+        Vector old;
+        std::memcpy(&old, elements_ + i * kLanes, sizeof(old));
+        const Vector moved = ordered(ordered(old) + ((distance_[i] ^ down) - down));
+        std::memcpy(elements_ + i * kLanes, &moved, sizeof(moved));
+      }
+    }
+
+   private:
+    static constexpr int kVectors = kWeightWordElements / kLanes;
+
+    Bits* elements_;
+    uint64_t signs_;
+    Vector distance_[kVectors] = {};
+  };
+
+ private:
   bool is_whole(int word) const { return (word + 1) * kWeightWordElements <= this->num_elements; }
   const Bits* old_word(int word) const { return is_whole(word) ? this->old_bits + Base::first_of(word) : padded_old; }
   Bits* new_word(int word) const { return is_whole(word) ? this->new_bits + Base::first_of(word) : padded_new; }

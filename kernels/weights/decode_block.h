@@ -59,12 +59,7 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
 
   ISTHMUS_DEVICE bool decode_class(uint32_t of_class, uint32_t shift) {
     uint32_t own_members = 0;
-    int end = own_.first;
-    for (int word = own_.first; word < own_.end; ++word) {
-      const uint64_t members = Base::members_of(word, of_class, shift);
-      own_members += count_ones(members);
-      Base::keep(members, word, end);
-    }
+    int end = Base::keep_class(of_class, shift, [&](uint64_t members, int) { own_members += count_ones(members); });
     uint32_t num_bits = 0;
     uint32_t before = group_->exclusive_sum(own_members, num_bits);
     for (int level = 0; num_bits > 0 && level < Format::kBits; ++level) {
@@ -106,6 +101,7 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
   ISTHMUS_DEVICE uint32_t read_members(int level, int& end, WeightString string, const BitReader& from,
                                        uint32_t position) const {
     uint64_t* at_level = masks_->level[level];
+    const uint64_t inversion = string.inversion(64);
     uint32_t own_members = 0;
     int kept = own_.first;
     for (int place = own_.first; place < end; ++place) {
@@ -113,7 +109,7 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
       const uint64_t members = masks_->members[place];  // NOLINT(clang-analyzer-security.ArrayBound)
       const int word = masks_->places[place];
       const int count = count_ones(members);
-      const uint64_t found = spread(from.get(position, count) ^ string.inversion(count), members);
+      const uint64_t found = spread(from.peek(position, count) ^ inversion, members);
       at_level[word] |= found;
       own_members += count_ones(found);
       position += static_cast<uint32_t>(count);
@@ -156,42 +152,42 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
       own_lows += low_of(one);
     }
     uint32_t unused = 0;
-    uint32_t sum_of_lows = group_->exclusive_sum(own_lows, unused);
+    // Where ones are is linear in where their marks are: zeros before a mark count 1 << low_bits each, ones 1.
+    uint32_t offset = group_->exclusive_sum(own_lows, unused) + ones_before - (ones_before << low_bits);
     uint32_t one = ones_before;
     bool is_outside = false;
     for (int word = own.first; word < own.end; ++word) {
       for_each_one(marks_of(word), [&](int place) {
-        sum_of_lows += low_of(one);
-        const uint32_t zeros = 64 * static_cast<uint32_t>(word) + static_cast<uint32_t>(place) - one;
-        const uint32_t found = (zeros << low_bits) + sum_of_lows + one;
-        is_outside |= found >= num_bits;
+        offset += low_of(one++);
+        const uint32_t found = (static_cast<uint32_t>(64 * word + place) << low_bits) + offset;
+        offset += 1 - (1U << low_bits);
         if (found < num_bits) {
           group_->fetch_or(masks_->string[found / 64], uint64_t{1} << (found % 64));
+        } else {
+          is_outside = true;
         }
-        ++one;
       });
     }
     return !group_->any(is_outside);
   }
 
-  // Makes bits of distances of the levels, and moves the word's elements.
+  // Moves the word's elements by distances, of which levels are the highest bits.
   template <typename Words>
   ISTHMUS_DEVICE void decode_values(const Words& words, int word, uint32_t& position) const {
-    const uint64_t changed = masks_->level[0][word];
     const auto take = [&](uint64_t mask) {
       const int count = count_ones(mask);
-      const uint64_t bits = reader_.get(position, count);
+      const uint64_t bits = spread(reader_.peek(position, count), mask);
       position += static_cast<uint32_t>(count);
-      return spread(bits, mask);
+      return bits;
     };
-    const uint64_t signs = take(changed);
-    int num_levels = 0;
-    for (int level = 0; level < num_levels_ && masks_->level[level][word] != 0; ++level) {
+    uint64_t members = masks_->level[0][word];
+    typename Words::Moves moves(words, word, *masks_, members, take(members));
+    for (int level = 0; members != 0; ++level) {
       const uint64_t longer = level + 1 < num_levels_ ? masks_->level[level + 1][word] : 0;
-      masks_->level[level][word] = (masks_->level[level][word] & ~longer) | take(longer);
-      ++num_levels;
+      moves.add(level, (members & ~longer) | take(longer));
+      members = longer;
     }
-    words.move(word, *masks_, num_levels, changed, signs);
+    moves.finish();
   }
 
   BitReader reader_;

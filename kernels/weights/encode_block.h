@@ -72,13 +72,10 @@ class WeightBlockEncoder : public WeightBlock<Format, Group> {
   // Returns how many levels have elements.
   ISTHMUS_DEVICE int encode_class(uint32_t of_class, uint32_t shift) {
     uint32_t before[2] = {0, 0};  // members, and those at the level, of this thread, then of threads before it
-    int end = own_.first;
-    for (int word = own_.first; word < own_.end; ++word) {
-      const uint64_t members = Base::members_of(word, of_class, shift);
+    int end = Base::keep_class(of_class, shift, [&](uint64_t members, int word) {
       before[0] += count_ones(members);
       before[1] += count_ones(members & masks_->level[0][word]);
-      Base::keep(members, word, end);
-    }
+    });
     for (int level = 0; level < Format::kBits; ++level) {
       const uint32_t own_ones = before[1];
       uint32_t total[2];

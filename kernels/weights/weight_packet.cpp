@@ -107,9 +107,13 @@ std::string text_of_damage(uint64_t node, uint64_t checksum, uint64_t expected) 
                              ", but its header says ", expected);
 }
 
-uint64_t checksum_of(ConstBuffer bytes) {
+uint64_t checksum_of(ConstBuffer bytes, void* copy) {
   Checksum checksum;
-  checksum.add(bytes.data, bytes.bytes());
+  if (copy == nullptr) {
+    checksum.add(bytes.data, bytes.bytes());
+  } else {
+    checksum.copy(bytes.data, copy, bytes.bytes());
+  }
   return std::max<uint64_t>(checksum.value(), 1);
 }
 

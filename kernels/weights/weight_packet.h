@@ -60,7 +60,7 @@ class WeightPackets {
 // The text of a PacketError about a packet whose checksum is not the one that its header has.
 std::string text_of_damage(uint64_t node, uint64_t checksum, uint64_t expected);
 
-// The checksum that packets carry, of a multiple of 8 bytes of memory; never 0.
-uint64_t checksum_of(ConstBuffer bytes);
+// The checksum that packets carry, of a multiple of 8 bytes of memory; never 0. Copies them to `copy`, if there is one.
+uint64_t checksum_of(ConstBuffer bytes, void* copy = nullptr);
 
 }  // namespace isthmus

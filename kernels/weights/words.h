@@ -91,13 +91,38 @@ struct WeightWords {
     });
   }
 
-  // Levels of the word are bits of distances. Whatever was received, elements past the last are not touched.
-  ISTHMUS_DEVICE void move(int word, const WeightMasks<Format>& masks, int num_levels, uint64_t changed,
-                           uint64_t signs) const {
-    const int left = num_elements - first_of(word);
-    const uint64_t present = left < kWeightWordElements ? lower_bits(left) : ~uint64_t{0};
-    move_each(new_bits + first_of(word), word, masks, num_levels, changed & present, signs);
-  }
+  // Moves those elements of a word that change, by distances whose bits are added one after another.
+  class Moves {
+   public:
+    ISTHMUS_DEVICE Moves(const WeightWords& words, int word, WeightMasks<Format>& masks, uint64_t changed,
+                         uint64_t signs)
+        : elements_(words.new_bits + first_of(word)), masks_(&masks), word_(word), signs_(signs) {
+      const int left = words.num_elements - first_of(word);
+      changed_ = changed & (left < kWeightWordElements ? lower_bits(left) : ~uint64_t{0});
+    }
+    ISTHMUS_DEVICE void add(int bit, uint64_t bits) {
+      masks_->level[bit][word_] = bits;
+      num_bits_ = bit + 1;
+    }
+    // Whatever was received, elements past the last are not touched.
+    ISTHMUS_DEVICE void finish() const {
+      for_each_one(changed_, [&](int i) {
+        Bits distance = 0;
+        for (int bit = 0; bit < num_bits_; ++bit) {
+          distance |= static_cast<Bits>(static_cast<Bits>(masks_->level[bit][word_] >> i & 1) << bit);
+        }
+        elements_[i] = moved_weight(elements_[i], distance, (signs_ >> i & 1) != 0);
+      });
+    }
+
+   private:
+    Bits* elements_;
+    WeightMasks<Format>* masks_;
+    int word_;
+    int num_bits_ = 0;
+    uint64_t changed_;
+    uint64_t signs_;
+  };
 
  protected:
   static ISTHMUS_DEVICE int first_of(int word) { return word * kWeightWordElements; }
@@ -106,16 +131,6 @@ struct WeightWords {
     for (int level = 0; left != 0; ++level, left = static_cast<Bits>(left >> 1)) {
       masks.level[level][word] |= uint64_t{1} << i;
     }
-  }
-  static ISTHMUS_DEVICE void move_each(Bits* elements, int word, const WeightMasks<Format>& masks, int num_levels,
-                                       uint64_t changed, uint64_t signs) {
-    for_each_one(changed, [&](int i) {
-      Bits distance = 0;
-      for (int level = 0; level < num_levels; ++level) {
-        distance |= static_cast<Bits>(static_cast<Bits>(masks.level[level][word] >> i & 1) << level);
-      }
-      elements[i] = moved_weight(elements[i], distance, (signs >> i & 1) != 0);
-    });
   }
 
  private:

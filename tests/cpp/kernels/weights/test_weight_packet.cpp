@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -153,6 +154,28 @@ TEST(WeightPackets, UnchangedBlocksTakeFourBytes) {
     values.back() += 1;
     EXPECT_LE(expect_exact(before, {values, dtype}).size(), 10 * 4 + 16) << to_string(dtype);
   }
+}
+
+// A block of zeros that is told by one string, of gaps, with one gap: so many times 2^14 zeros.
+std::vector<uint8_t> packet_of_a_gap(uint64_t quotient) {
+  constexpr uint64_t kClasses = 1;
+  constexpr uint64_t kLowBits = 14;
+  const uint64_t unary_bits = quotient + 1;
+  const uint64_t block = kClasses | kLowBits << 2 | unary_bits << 7 | uint64_t{1} << (22 + quotient);
+  std::vector<uint8_t> packet(16);
+  packet[0] = 6;  // the block's bytes
+  std::memcpy(packet.data() + 4, &block, 6);
+  return packet;
+}
+
+TEST(WeightPackets, AOneOutsideOfItsStringIsRefused) {
+  in_every_instruction_set([] {
+    Array replica(kBlock, DataType::kBFloat16);
+    decode_into(replica.buffer(), packet_of_a_gap(0));
+    EXPECT_EQ(replica.view().as<uint16_t>()[0], 1) << "the first one moves by one";
+    EXPECT_THROW(decode_into(replica.buffer(), packet_of_a_gap(1)), PacketError);
+    EXPECT_THROW(decode_into(replica.buffer(), packet_of_a_gap(2)), PacketError);
+  });
 }
 
 // Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan). What
