@@ -98,10 +98,14 @@ ON_PLAIN_WEIGHTS = (
 )
 
 
+# Fewer lose what six seeds can show: docs/convergence.md.
+_BITS_UNDER_MUON = {"bits=6", "bits=7", "bits=8"}
+
+
 def to_try(found: dict[str, Any], crossed: Crossing, *, trains_with_muon: bool) -> Iterator[str]:
     """What dominates what crosses, by `isthmus.stats`, and what to try."""
     coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
-    loses_under_muon = trains_with_muon and any("bits=8" not in settings for settings in coded)
+    loses_under_muon = trains_with_muon and any(settings.isdisjoint(_BITS_UNDER_MUON) for settings in coded)
     if not crossed.sent_bytes:
         pass
     elif found["ran_s"] and found["waited_s"] < 0.1 * found["ran_s"]:
@@ -122,4 +126,4 @@ def to_try(found: dict[str, Any], crossed: Crossing, *, trains_with_muon: bool) 
             f"for the link: {fewer_bits}fewer reductions by accumulating gradients: docs/choosing.md"
         )
     if loses_under_muon:
-        yield "this process trains with Muon, which loses less with bits=8: docs/choosing.md"
+        yield "this process trains with Muon, which loses less with bits=6: docs/choosing.md"
