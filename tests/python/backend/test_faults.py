@@ -104,6 +104,7 @@ def test_fault(row: Row, outcomes: dict[str, Future[list[harness.RankOutcome]]])
 
 
 def test_the_page_has_the_rows_of_the_table() -> None:
-    rows = [line for line in table.PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    (part,) = table.TABLE.findall(table.PAGE.read_text())
+    rows = [line for line in part.splitlines() if line.startswith("| ")][1:]
     assert [tuple(line[2:].split(" | ")[:2]) for line in rows] == [table.begin(row) for row in ROWS]
-    assert all(line.endswith(" | yes |") for line in rows)
+    assert "not as it has to be" not in part
