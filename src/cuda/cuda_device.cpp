@@ -81,18 +81,16 @@ int priority_of(Lane lane, int ordinal) {
 }
 
 std::vector<std::shared_ptr<OwnedStream>> lend_lanes(int ordinal) {
-  std::vector<std::shared_ptr<OwnedStream>> lanes;
+  std::vector<std::shared_ptr<OwnedStream>> lanes(kNumLanes);
   for (int lane = 0; lane < kNumLanes; ++lane) {
-    lanes.push_back(lend_lane_stream(ordinal, priority_of(static_cast<Lane>(lane), ordinal)));
+    lanes[lane] = lend_lane_stream(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
   }
   return lanes;
 }
 
 std::vector<cudaStream_t> handles_of(const std::vector<std::shared_ptr<OwnedStream>>& streams) {
-  std::vector<cudaStream_t> handles;
-  for (const auto& stream : streams) {
-    handles.push_back(stream->get());
-  }
+  std::vector<cudaStream_t> handles(streams.size());
+  std::transform(streams.begin(), streams.end(), handles.begin(), [](const auto& stream) { return stream->get(); });
   return handles;
 }
 
