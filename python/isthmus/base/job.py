@@ -22,6 +22,8 @@ class Job:
     meeting: str = ""
     #: Of its groups that have met; torch gives some names again when their group is gone.
     group_names: set[str] = field(default_factory=set)
+    #: What this rank has told other groups of its node, by the option `nodes` for which it holds.
+    notes: dict[str, str] = field(default_factory=dict)
     #: Found by the last group of all ranks whose nodes no option gave.
     launcher_contradicts_itself: bool = False
     #: The subjects of which it was warned once.

@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -49,12 +49,12 @@ class Introduction:
     #: Why it has no place in its job.
     misplaced: str = ""
     beyond_job: bool = False
-    #: Nobody else has it: that of the first rank names their meeting.
-    token: str = field(default_factory=lambda: uuid4().hex)
+    #: The first rank's, which nobody else has, names their meeting.
+    token: str = ""
 
     @classmethod
     def from_text(cls, text: bytes) -> Introduction:
-        """Undo `dataclasses.asdict` and `json.dumps`."""
+        """Undo `json.dumps`."""
         values = json.loads(text)
         surroundings = Surroundings.from_json(values["surroundings"])
         parts = {"surroundings": surroundings, "gpu": Gpu(**values["gpu"]), "place": GpuPlace(**values["place"])}
@@ -67,7 +67,7 @@ def agree(group: GroupRanks, given_options: Any) -> tuple[GroupRanks, _C.Options
     The options fit the others'. Raises alike on all ranks.
     """
     options, own = _introduce(group, given_options)
-    text = json.dumps(asdict(own))
+    text = json.dumps(own, default=vars)
     arguments = (group.global_ranks, group.rank, text, group.timeout, group.interrupt)
     job = this_job()
     try:
@@ -79,7 +79,8 @@ def agree(group: GroupRanks, given_options: Any) -> tuple[GroupRanks, _C.Options
             store, texts = meet(group.store, *arguments)
     except dist.DistStoreError as error:
         raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
-    introductions = [Introduction.from_text(text) for text in texts]
+    introduction_of = {text: Introduction.from_text(text) for text in set(texts)}
+    introductions = [introduction_of[text] for text in texts]
     # A member without a default group takes this one for that.
     group = replace(group, store=store, beyond_job=any(introduction.beyond_job for introduction in introductions))
     complaint = _complaint(group, introductions)
@@ -112,7 +113,9 @@ def _introduce(group: GroupRanks, given_options: Any) -> tuple[_C.Options | None
         options: _C.Options = copy.deepcopy(given_options)
         texts = agreed_texts(options)
         ask_for_connections()
-        introduction = Introduction(options=texts, gpu=find_gpu(group.device), beyond_job=group.beyond_job)
+        token = uuid4().hex if group.rank == 0 else ""
+        gpu = find_gpu(group.device)
+        introduction = Introduction(options=texts, gpu=gpu, beyond_job=group.beyond_job, token=token)
     except Exception as error:
         return None, Introduction(error=str(error))
     if group.beyond_job:
@@ -194,8 +197,11 @@ def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) 
 
     Called while a group is made. The group of all ranks needs no notes: nobody is outside of it.
     """
-    if dist.is_initialized():
-        job_store().set(f"isthmus/nodes/{nodes_option}/{global_rank}", json.dumps(asdict(surroundings)))
+    note = json.dumps(surroundings, default=vars)
+    notes = this_job().notes
+    if dist.is_initialized() and notes.get(nodes_option) != note:
+        job_store().set(f"isthmus/nodes/{nodes_option}/{global_rank}", note)
+        notes[nodes_option] = note
 
 
 def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:

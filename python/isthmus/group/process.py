@@ -35,7 +35,8 @@ _ready_in_process = 0
 def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> None:
     """Set up what this process needs. rank: this rank in the new group. split: see set_split_function()."""
     global _ready_in_process
-    logger.setLevel(options.log.upper())
+    if logger.level != logging.getLevelName(options.log.upper()):  # to set it costs much
+        logger.setLevel(options.log.upper())
     log_to_stderr()
     if _ready_in_process != os.getpid():
         _ready_in_process = os.getpid()

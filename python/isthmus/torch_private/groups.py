@@ -59,13 +59,45 @@ def num_deferred_calls() -> int:
 # Instead: `dist.make_backend(name, store, ...)`, and a public constructor of groups
 
 
+class Addresses(Store):
+    """Where the ranks of a Gloo backend leave their addresses, for the time that they connect.
+
+    Gloo asks for one after the other, each with three answers of the store to wait for: this one asks for all at once.
+    Of each of its devices a rank leaves its address below "<device>/<rank>"; other keys go through as they are.
+    """
+
+    def __init__(self, store: Store, size: int) -> None:
+        super().__init__()
+        self._store, self._size = store, size
+        self._read: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        """Leave this rank's address."""
+        self._store.set(key, value)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override]
+        """Wait for these addresses, and for the others of the same device."""
+        unread = [key for key in keys if key not in self._read]
+        if not unread:
+            return
+        device, _, rank = unread[0].rpartition("/")
+        if rank.isdecimal() and int(rank) < self._size:
+            unread = [f"{device}/{rank}" for rank in range(self._size)]
+        self._store.wait(unread, timeout)
+        self._read.update(zip(unread, self._store.multi_get(unread), strict=True))
+
+    def get(self, key: str) -> bytes:
+        """Return an address."""
+        return self._read[key] if key in self._read else self._store.get(key)
+
+
 def make_gloo(store: Store, rank: int, size: int, timeout: timedelta, devices: Sequence[Any]) -> Any:
     """Construct a Gloo backend over these devices of `ProcessGroupGloo`."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = list(devices)
     options._threads = 2 * len(devices)
     options._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return dist.ProcessGroupGloo(Addresses(store, size), rank, size, options)
 
 
 def make_nccl(

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -93,6 +94,60 @@ def test_a_backend_and_a_group_of_one() -> None:
     tensor = torch.ones(3)
     made.allreduce([tensor]).wait()
     assert tensor.tolist() == [1, 1, 1]
+
+
+class CountingStore(dist.Store):
+    """A store that counts what it is asked."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.store = store
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.calls.append(("get", [key]))
+        return self.store.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override]
+        self.calls.append(("wait", keys))
+        self.store.wait(keys, timeout)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.calls.append(("multi_get", keys))
+        return self.store.multi_get(keys)
+
+
+def test_ranks_of_a_backend_ask_the_store_once_for_each_device() -> None:
+    shared = dist.HashStore()
+    stores = [CountingStore(shared) for _ in range(3)]
+
+    def connected(rank: int) -> torch.Tensor:
+        devices = [dist.ProcessGroupGloo.create_device(interface="lo", lazy_init=False) for _ in range(2)]
+        backend = groups.make_gloo(stores[rank], rank, 3, MINUTE, devices)
+        tensor = torch.full((3,), float(rank))
+        backend.allreduce([tensor]).wait()
+        return tensor
+
+    with ThreadPoolExecutor() as threads:
+        assert [sums.tolist() for sums in threads.map(connected, range(3))] == [[3.0] * 3] * 3
+    by_device = [[f"{device}/{rank}" for rank in range(3)] for device in range(2)]
+    for store in stores:
+        assert store.calls == [(call, keys) for keys in by_device for call in ("wait", "multi_get")]
+
+
+def test_other_keys_of_a_backend_go_through() -> None:
+    store = CountingStore(dist.HashStore())
+    addresses = groups.Addresses(store, 2)
+    for key in ("0/2", "name", "rank/x"):
+        addresses.set(key, f"of {key}")
+        addresses.wait([key], MINUTE)
+        assert addresses.get(key) == f"of {key}".encode()
+    with pytest.raises(dist.DistStoreError):
+        addresses.wait(["0/0"], timedelta(seconds=0.1))
+    assert store.calls[-1] == ("wait", ["0/0", "0/1"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or not dist.is_nccl_available(), reason="a GPU, or torch without NCCL")

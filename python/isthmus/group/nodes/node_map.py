@@ -180,6 +180,8 @@ def told_by_ranks(ranks: Sequence[int], texts: Sequence[str]) -> str:
 
 def different_options(ranks: Sequence[int], options: Sequence[Mapping[str, str]]) -> str:
     """Say which options, by name, differ between ranks; "" if none does. The first rank's names are those of all."""
+    if all(own == options[0] for own in options):
+        return ""
     differing = []
     for name in options[0]:
         values = ranks_by_value(ranks, [own.get(name, "") for own in options])
