@@ -62,6 +62,8 @@ class Backend(_TorchBackend):
         intra: _TorchBackend | None,
         inter: _TorchBackend | Transport | None,
         flat: _TorchBackend | None,
+        tier_store: Store,
+        tier_options: Any,
         cuda_world: _TorchBackend | None = ...,
         cuda_store: Store | None = ...,
         no_cuda: str = ...,

@@ -57,4 +57,5 @@ def gloo_tier(group: GroupRanks, name: str, ranks: list[int]) -> Any:
         for interface in gloo_interfaces()
     ]
     store = PrefixStore(f"{name}/{ranks[0]}", group.store)
-    return make_gloo(store, ranks.index(group.rank), len(ranks), group.timeout, devices)
+    global_ranks = [group.global_ranks[rank] for rank in ranks]
+    return make_gloo(store, ranks.index(group.rank), global_ranks, group.timeout, devices)

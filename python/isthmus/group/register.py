@@ -23,7 +23,7 @@ from isthmus.group.gloo import GroupRanks, gloo_tier
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of, told_by_ranks
 from isthmus.group.rails import GpuPlace, machine_in_words, misplacements
-from isthmus.torch_private.groups import backends_by_device, make_nccl, set_timeout, timeout_of
+from isthmus.torch_private.groups import backends_by_device, make_nccl, options_of_parts, set_timeout, timeout_of
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -126,17 +126,19 @@ def create(group: GroupRanks, given_options: Any, choose: Callable[[Nodes], Node
 
 def _assemble(group: GroupRanks, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
-    intra = inter = flat = nccl = None
-    world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
+    intra = inter = flat = nccl = tier_options = None
+    everybody = list(range(group.size))
+    world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", everybody)
     if has_two_tiers(node_of_rank):
         node, rail = tiers_of(group.rank, node_of_rank)
-        intra = gloo_tier(group, "intra", node)
         if options.uses_mpi:
             inter = mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], group.timeout)
+        if group.beside is None:  # tiers are connected when they are first used, as parts of the world backend
+            tier_options = options_of_parts(world, group.timeout)
         else:
-            inter = gloo_tier(group, "inter", rail)
-        if options.is_flat:
-            flat = gloo_tier(group, "flat", list(range(group.size)))
+            intra = gloo_tier(group, "intra", node)
+            inter = inter or gloo_tier(group, "inter", rail)
+            flat = gloo_tier(group, "flat", everybody) if options.is_flat else None
     if not no_cuda:
         nccl = _borrowed_world(group, "cuda") or make_nccl(
             PrefixStore("nccl", group.store), group.rank, group.global_ranks, group.timeout, group.name, group.device
@@ -153,6 +155,8 @@ def _assemble(group: GroupRanks, options: _C.Options, nodes: Nodes, no_cuda: str
         intra=intra,
         inter=inter,
         flat=flat,
+        tier_store=PrefixStore("cpu", group.store),
+        tier_options=tier_options,
         cuda_world=nccl,
         cuda_store=PrefixStore("tiers", group.store),
         no_cuda=no_cuda,

@@ -91,13 +91,29 @@ class Addresses(Store):
         return self._read[key] if key in self._read else self._store.get(key)
 
 
-def make_gloo(store: Store, rank: int, size: int, timeout: timedelta, devices: Sequence[Any]) -> Any:
-    """Construct a Gloo backend over these devices of `ProcessGroupGloo`."""
+def gloo_options(global_ranks: Sequence[int], timeout: timedelta, devices: Sequence[Any], threads: int) -> Any:
+    """Return options of a Gloo backend over these devices of `ProcessGroupGloo`."""
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = list(devices)
-    options._threads = 2 * len(devices)
+    options._threads = threads
     options._timeout = timeout
+    options.global_ranks_in_group = list(global_ranks)  # split() reads it past its end where it is empty
+    return options
+
+
+def make_gloo(store: Store, rank: int, global_ranks: Sequence[int], timeout: timedelta, devices: Sequence[Any]) -> Any:
+    """Construct a Gloo backend over these devices of `ProcessGroupGloo`."""
+    size = len(global_ranks)
+    options = gloo_options(global_ranks, timeout, devices, threads=2 * len(devices))
     return dist.ProcessGroupGloo(Addresses(store, size), rank, size, options)
+
+
+def options_of_parts(backend: Any, timeout: timedelta) -> Any:
+    """Return options for the backends that split() of a Gloo backend makes, over the same devices.
+
+    One thread, which is idle: they send and receive alone, which callers' threads and those of the devices do.
+    """
+    return gloo_options([], timeout, backend.options._devices, threads=1)
 
 
 def make_nccl(

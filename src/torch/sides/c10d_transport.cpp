@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/stable_hash.h"
+#include "base/threads.h"
 #include "isthmus/error.h"
 #include "torch/faults/fault_board.h"
 
@@ -97,6 +98,10 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   std::vector<Message> messages_;
 };
 
+C10dTransport::C10dTransport(std::string tier, int rank, MakeBackend make, std::vector<int> global_ranks,
+                             const std::vector<int>& node_of_rank)
+    : MessageTransport(std::move(tier), rank, std::move(global_ranks), node_of_rank), make_(std::move(make)) {}
+
 C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
                              const std::vector<int>& node_of_rank)
     : MessageTransport(std::move(tier), backend->getRank(), std::move(global_ranks), node_of_rank),
@@ -105,7 +110,26 @@ C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<i
                 size());
 }
 
+// Gloo waits for other ranks while it is constructed, and nothing ends that.
+void C10dTransport::connect(Operation operation) {
+  const auto where = [&] { return detail::concatenate(tier(), " ", to_string(operation), ", connecting: "); };
+  try {
+    BackendPtr made = made_in_thread(std::exchange(make_, nullptr), [&] {
+      ISTHMUS_CHECK(TransportError, !aborted_, "aborted");
+      ISTHMUS_CHECK(TransportError, Clock::now() < deadline(), "not all of its ", size(), " ranks came in time");
+    });
+    const std::lock_guard lock(backend_mutex_);
+    backend_ = std::move(made);
+  } catch (const std::exception& error) {
+    throw TransportError(where() + first_line(error.what()));
+  }
+}
+
 std::unique_ptr<MessageTransport::Exchange> C10dTransport::start_exchange(Operation operation) {
+  if (size() > 1 && backend_ == nullptr) {
+    ISTHMUS_CHECK(TransportError, make_ != nullptr, tier(), " ", to_string(operation), ": never connected");
+    connect(operation);
+  }
   return std::make_unique<Messages>(*this, operation);
 }
 
@@ -113,7 +137,12 @@ void C10dTransport::abort() {
   if (aborted_.exchange(true) || size() < 2) {
     return;
   }
-  close_connections(*backend_);
+  std::unique_lock lock(backend_mutex_);
+  const BackendPtr backend = backend_;
+  lock.unlock();
+  if (backend != nullptr) {  // else nobody has sent anything, and connect() ends
+    close_connections(*backend);
+  }
 }
 
 void close_connections(c10d::Backend& backend) {

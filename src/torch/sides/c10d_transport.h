@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -12,11 +14,18 @@ namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
+using MakeBackend = std::function<BackendPtr()>;
+
 // Uses only send and recv: Gloo's collectives copy once or twice more, and its reduce-scatter is an all-reduce inside.
 // Without a deadline, the backend's own timeout applies.
 class C10dTransport final : public MessageTransport {
  public:
-  // The arguments are those of MessageTransport.
+  // make: called once, at the first operation of a tier of several ranks, which all of them begin; returns when all
+  // have come, and is abandoned at the deadline and by abort(). It owns what it needs. The other arguments are those of
+  // MessageTransport.
+  C10dTransport(std::string tier, int rank, MakeBackend make, std::vector<int> global_ranks,
+                const std::vector<int>& node_of_rank);
+  // Over a backend that is connected.
   C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
                 const std::vector<int>& node_of_rank);
 
@@ -28,7 +37,11 @@ class C10dTransport final : public MessageTransport {
 
   std::unique_ptr<Exchange> start_exchange(Operation operation) override;
 
-  const BackendPtr backend_;
+  void connect(Operation operation);
+
+  MakeBackend make_;
+  std::mutex backend_mutex_;  // the thread that starts operations sets backend_ under it, and reads it without
+  BackendPtr backend_;        // null: not connected yet
   std::atomic<bool> aborted_{false};
   int64_t next_exchange_ = 0;
 };

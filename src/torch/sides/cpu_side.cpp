@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -27,31 +28,39 @@ CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, 
   if (group_.two_tier()) {
     const NodeMap& map = group_.map;
     Tiers tiers;
-    tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
-    tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
-    tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
+    tiers.intra = make_tier("intra", parts, parts.intra, map.node_ranks(map.node(group_.rank)));
+    tiers.inter = make_tier("inter", parts, parts.inter, map.rail_ranks(map.local_index(group_.rank)));
+    tiers.flat = group_.options.is_flat() ? make_tier("flat", parts, parts.flat, map.all_ranks()) : nullptr;
     communicator_ = std::make_shared<Communicator>(map, group_.rank, tiers, group_.options,
                                                    make_host_device(PhaseRanges{begin_range, end_range}));
   }
 }
 
-std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const TierParts& parts,
+std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const CpuParts& parts, const TierParts& tier,
                                                      const std::vector<int>& group_ranks) {
   std::shared_ptr<MessageTransport> transport;
-  if (const auto* own = std::get_if<std::shared_ptr<MessageTransport>>(&parts)) {
+  if (const auto* own = std::get_if<std::shared_ptr<MessageTransport>>(&tier)) {
     transport = *own;
-  } else if (const auto& backend = std::get<BackendPtr>(parts)) {
+  } else {
     std::vector<int> global_ranks;
     std::vector<int> nodes;
     for (const int rank : group_ranks) {
       global_ranks.push_back(group_.global_ranks[rank]);
       nodes.push_back(group_.map.node(rank));
     }
-    transport = std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), nodes);
+    if (const auto& backend = std::get<BackendPtr>(tier)) {
+      transport = std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), nodes);
+    } else {
+      const auto own_place = std::find(group_ranks.begin(), group_ranks.end(), group_.rank) - group_ranks.begin();
+      const auto prefix = detail::concatenate(name, "/", group_ranks.front());
+      transport = std::make_shared<C10dTransport>(
+          name, static_cast<int>(own_place),
+          [world = world_, store = c10::make_intrusive<c10d::PrefixStore>(prefix, parts.store), split = parts.split,
+           group_ranks] { return world->split(store, group_ranks, split); },
+          std::move(global_ranks), nodes);
+    }
   }
-  if (transport) {
-    transports_.push_back(transport);
-  }
+  transports_.push_back(transport);
   return transport;
 }
 

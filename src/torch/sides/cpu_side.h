@@ -19,7 +19,8 @@
 
 namespace isthmus::torch_backend {
 
-// A tier is an ordinary backend or another kind of transport; a null one has one rank.
+// What a tier runs over: a backend that is connected, or another kind of transport; null: a part of the world backend
+// that is connected when it is first used.
 using TierParts = std::variant<BackendPtr, std::shared_ptr<MessageTransport>>;
 
 struct CpuParts {
@@ -27,6 +28,8 @@ struct CpuParts {
   TierParts intra;
   TierParts inter;
   TierParts flat;
+  c10::intrusive_ptr<c10d::Store> store;             // where the ranks of a tier meet that is connected later
+  c10::intrusive_ptr<c10d::Backend::Options> split;  // its options
 };
 
 // One worker thread runs operations in two tiers, in the order of their calls. It alone uses the tiers and, between
@@ -91,7 +94,7 @@ class CpuSide final : public Side {
     double waited_ = 0;
   };
 
-  std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
+  std::shared_ptr<MessageTransport> make_tier(const char* name, const CpuParts& parts, const TierParts& tier,
                                               const std::vector<int>& group_ranks);
   WorkPtr queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()> run, bool is_collective);
   bool idle() const { return tasks_.empty() && !running_; }  // the caller holds mutex_

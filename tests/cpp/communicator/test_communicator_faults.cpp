@@ -19,6 +19,7 @@
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
 #include "isthmus/transport.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
 
@@ -287,6 +288,25 @@ TEST(SideBySide, AbandonsWhatDoesNotEnd) {
   released->set_value();
   ended->get_future().wait();
   EXPECT_TRUE(run_in_threads({[] {}, [] { throw Error("dropped"); }}, kTimeout));
+}
+
+TEST(MadeInThread, IsWaitedForUntilTheCheckThrows) {
+  EXPECT_EQ(made_in_thread([] { return 7; }, [] {}), 7);
+  EXPECT_EQ(error_of([] { made_in_thread([]() -> int { throw Error("none came"); }, [] {}); }), "none came");
+
+  const auto released = std::make_shared<std::promise<void>>();
+  const auto ended = std::make_shared<std::promise<void>>();
+  const auto hangs = [released, ended] {
+    released->get_future().wait();
+    ended->set_value();
+    return 7;
+  };
+  int checks = 0;
+  const auto check = [&] { ISTHMUS_CHECK(Error, ++checks < 3, "late"); };
+  EXPECT_EQ(error_of([&] { made_in_thread(hangs, check); }), "late");
+  EXPECT_EQ(checks, 3);
+  released->set_value();  // the abandoned thread goes on, and drops what it made
+  ended->get_future().wait();
 }
 
 }  // namespace

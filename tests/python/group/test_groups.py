@@ -1,10 +1,12 @@
 """Making groups: options, nodes, subgroups, splits, mistakes, and leaving without a word."""
 
+import gc
 import inspect
 import os
 import sys
 import warnings
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,38 @@ def new_groups_inherit_options_or_take_their_own() -> None:
     assert options.global_ranks_in_group == [0, 1, 2, 3]
     own.codec = "none"
     assert options.codec == "tagc"  # the group has a copy
+
+
+LISTENS, IS_CONNECTED = "0A", "01"  # in the files that are read below
+
+
+def sockets(state: str) -> int:
+    """Count the TCP sockets of this process that are in this state."""
+    own = {os.readlink(descriptor) for descriptor in Path("/proc/self/fd").iterdir() if descriptor.exists()}
+    rows = [
+        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()
+    ]
+    return sum(f"socket:[{row[9]}]" in own and row[3] == state for row in rows)
+
+
+@table
+def tiers_connect_when_they_are_first_used_over_the_one_port_of_their_group() -> None:
+    seen = []
+    for members in ([0, 1], [0, 2], [0, 1, 2, 3]):
+        gc.collect()
+        dist.barrier()
+        ports, connections = sockets(LISTENS), sockets(IS_CONNECTED)
+        group = dist.new_group(members)
+        dist.barrier()
+        made = sockets(IS_CONNECTED)
+        dist.barrier()
+        if dist.get_rank() in members:
+            reduce_scatter_works(group)
+            tiers_connected = sockets(IS_CONNECTED) > made
+            seen.append((len(members), made - connections, tiers_connected, sockets(LISTENS) - ports))
+    expected = [(2, 1, False, 1), (2, 1, True, 1), (4, 3, True, 1)]
+    own = {0: expected, 1: [expected[0], expected[2]], 2: expected[1:], 3: expected[2:]}
+    assert seen == own[dist.get_rank()]
 
 
 @table

@@ -87,7 +87,7 @@ def test_backends_and_timeouts(alone: dist.Store) -> None:
 
 def test_a_backend_and_a_group_of_one() -> None:
     devices = [dist.ProcessGroupGloo.create_device(interface="lo", lazy_init=False)]
-    backend = groups.make_gloo(dist.HashStore(), 0, 1, MINUTE, devices)
+    backend = groups.make_gloo(dist.HashStore(), 0, [0], MINUTE, devices)
     assert groups.timeout_of(backend.options) == MINUTE
     made = groups.make_group(backend, dist.HashStore(), 0, 1, ["cpu", "cuda"])
     assert groups.backends_by_device(made) == {"cpu": backend, "cuda": backend}
@@ -126,7 +126,7 @@ def test_ranks_of_a_backend_ask_the_store_once_for_each_device() -> None:
 
     def connected(rank: int) -> torch.Tensor:
         devices = [dist.ProcessGroupGloo.create_device(interface="lo", lazy_init=False) for _ in range(2)]
-        backend = groups.make_gloo(stores[rank], rank, 3, MINUTE, devices)
+        backend = groups.make_gloo(stores[rank], rank, range(3), MINUTE, devices)
         tensor = torch.full((3,), float(rank))
         backend.allreduce([tensor]).wait()
         return tensor
