@@ -197,8 +197,9 @@ struct VectorWords : WeightWords<Format> {
       }
     }
     void add(int bit, uint64_t bits) {
+      const auto weight = static_cast<Bits>(1U << bit);
       for (int i = 0; i < kVectors; ++i) {
-        distance_[i] |= where(bits >> (i * kLanes)) & static_cast<Bits>(Bits{1} << bit);
+        distance_[i] |= where(bits >> (i * kLanes)) & weight;
       }
     }
     void finish() const {
