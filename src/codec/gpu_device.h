@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 
 #include "isthmus/device.h"
 #include "kernels/block/device.h"
@@ -20,6 +21,18 @@ class DeviceLauncher {
   virtual ~DeviceLauncher() = default;
   virtual void run(const kernels::AnyJob& job, Stream stream) = 0;
 };
+
+// Tells a job that decodes where faults go; others have none. fault: in the device's memory, of gradients alone.
+// mapped_fault: in memory that the host sees.
+template <typename Job>
+void set_fault(Job& job, kernels::DeviceFault* fault, kernels::DeviceFault* mapped_fault) {
+  if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
+    job.fault = fault;
+    job.mapped_fault = mapped_fault;
+  } else if constexpr (std::is_same_v<kernels::WeightDecodeJob, Job>) {
+    job.mapped_fault = mapped_fault;
+  }
+}
 
 // What the codecs of one device share. `counts` is in the device's memory.
 struct PassesOfDevice {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -33,8 +32,7 @@ using DeviceFaults = std::array<kernels::DeviceFault, kNumLanes + 1>;
 // host sees. Faults of weights are there alone.
 class CudaLauncher final : public DeviceLauncher {
  public:
-  // Both of DeviceFaults. faults: in device memory, or null for weights alone. mapped_faults: in memory that the host
-  // sees, at its address on the device.
+  // Both of DeviceFaults. faults: in device memory. mapped_faults: where the host looks, by its address on the device.
   CudaLauncher(int ordinal, std::vector<cudaStream_t> lanes, kernels::DeviceFault* faults,
                kernels::DeviceFault* mapped_faults)
       : ordinal_(ordinal), lanes_(std::move(lanes)), faults_(faults), mapped_faults_(mapped_faults) {}
@@ -51,12 +49,7 @@ class CudaLauncher final : public DeviceLauncher {
   Job with_fault(Job job, Stream stream) const {
     const auto lane = std::find(lanes_.begin(), lanes_.end(), cuda_stream(stream));
     const auto place = lane == lanes_.end() ? kNumLanes : lane - lanes_.begin();
-    if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
-      job.fault = faults_ + place;
-      job.mapped_fault = mapped_faults_ + place;
-    } else if constexpr (std::is_same_v<kernels::WeightDecodeJob, Job>) {
-      job.mapped_fault = mapped_faults_ + place;
-    }
+    set_fault(job, faults_ + place, mapped_faults_ + place);
     return job;
   }
 

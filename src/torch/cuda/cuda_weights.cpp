@@ -14,8 +14,10 @@ at::Tensor bytes_of(DeviceFaults& faults) { return at::from_blob(&faults, {sizeo
 struct CudaWeights {
   explicit CudaWeights(const at::Device& device)
       : faults(bytes_of(no_faults).to(device)),
-        launcher(device.index(), {}, nullptr, static_cast<kernels::DeviceFault*>(faults.data_ptr())),
+        launcher(device.index(), {}, address(), address()),
         coder(make_weight_coder_of_gpu(launcher)) {}
+
+  kernels::DeviceFault* address() const { return static_cast<kernels::DeviceFault*>(faults.data_ptr()); }
 
   DeviceFaults no_faults;
   at::Tensor faults;

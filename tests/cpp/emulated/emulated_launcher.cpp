@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -103,18 +102,11 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   const Translate translate(gpu_.memory());
   translate.shared(translated);
   translate.own(translated);
-  if constexpr (kDecodesPackets<Job>) {
-    translated.fault = &fault_of(stream);
-  } else if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
-    translated.mapped_fault = &fault_of(stream);
-  }
-  gpu_.enqueue(stream, name_of<Job>(), uses_of(job), [this, translated] {
+  kernels::DeviceFault& fault = fault_of(stream);
+  set_fault(translated, &fault, &fault);
+  gpu_.enqueue(stream, name_of<Job>(), uses_of(job), [this, translated, &fault] {
     on_executor([&](auto& executor) { kernels::emulated::run_passes(executor, translated); });
-    if constexpr (kDecodesPackets<Job>) {
-      show_fault(*translated.fault);
-    } else if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
-      show_fault(*translated.mapped_fault);
-    }
+    show_fault(fault);
   });
 }
 

@@ -97,8 +97,6 @@ inline MemoryUses uses_of_codec(const kernels::TagcDecodeJob& job) {
 
 template <typename Job>
 constexpr bool kEncodesPieces = std::is_base_of_v<kernels::EncodeJobBase, Job>;
-template <typename Job>
-constexpr bool kDecodesPackets = std::is_base_of_v<kernels::DecodeJobBase, Job>;
 
 // All that a job uses.
 template <typename Job>

@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
 #include "codec/gpu_device.h"
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
-#include "kernels/block/job.h"
 #include "tests/cpp/emulated/emulated_passes.h"
 #include "tests/cpp/support/packets.h"
 
@@ -30,27 +28,21 @@ struct Memory : Packet {
   }
 };
 
-// Runs jobs at once.
+// Runs jobs at once. Faults go to `fault`.
 class CutLauncher final : public DeviceLauncher {
  public:
+  kernels::DeviceFault fault;
+
   explicit CutLauncher(Cut cut) : cut_(cut) {}
   void run(const kernels::AnyJob& job, Stream /*stream*/) override {
     kernels::AnyJob with_fault = job;
-    std::visit(
-        [this]<typename Job>(Job& each) {
-          if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
-            each.fault = &fault_;
-          }
-        },
-        with_fault);
+    std::visit([this](auto& each) { set_fault(each, &fault, &fault); }, with_fault);
     EmulatedDevice device(cut_, ++seed_);
     kernels::emulated::run_passes(device, with_fault);
   }
-  const kernels::DeviceFault& fault() const { return fault_; }
 
  private:
   const Cut cut_;
-  kernels::DeviceFault fault_;
   uint32_t seed_ = 0;
 };
 

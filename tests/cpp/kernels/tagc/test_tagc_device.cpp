@@ -77,7 +77,7 @@ kernels::DeviceFault decode_on_device(const Options& options, const std::vector<
   codec.decode_shard(sum, read_from(context, packet_context), {{}, scratch.buffer()});
   EXPECT_TRUE(scratch.ends_intact());
   EXPECT_TRUE(aligned.copy() == with_own);
-  return launcher.fault();
+  return launcher.fault;
 }
 
 // One encoding and its decoding, on the device as on the CPU.

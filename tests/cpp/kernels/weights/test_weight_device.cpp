@@ -27,7 +27,7 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
   std::copy_n(before.view().as<uint8_t>(), shard.bytes(), old_memory.data() + offset);
   Memory new_memory(bytes_of({now}));
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard));
-  WeightLauncher launcher(cut);
+  CutLauncher launcher(cut);
   const auto coder = make_weight_coder_of_gpu(launcher);
   Memory scratch(coder->encode_scratch_bytes(shard));
   coder->encode({.header = header_of_unit(now),
@@ -105,7 +105,7 @@ TEST(WeightEncodeOnDevice, WithoutAReplicaTheHeaderAlone) {
   WeightHeader header = header_of_unit(shard);
   header.has_replica = 0;
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()));
-  WeightLauncher launcher(kCut);
+  CutLauncher launcher(kCut);
   const auto coder = make_weight_coder_of_gpu(launcher);
   Memory scratch(coder->encode_scratch_bytes(shard.view()));
   coder->encode({header, {}, shard.view(), {}, sent.buffer()}, {{}, scratch.buffer()});
@@ -133,7 +133,7 @@ TEST(WeightsOnDevice, WrongMemoryIsRefused) {
                          .shard = shard.view(),
                          .replica = {},
                          .sent = memory.buffer()};
-  WeightLauncher launcher(kCut);
+  CutLauncher launcher(kCut);
   const auto coder = make_weight_coder_of_gpu(launcher);
   Memory scratch(coder->encode_scratch_bytes(shard.view()));
   const Workspace workspace = {{}, scratch.buffer()};

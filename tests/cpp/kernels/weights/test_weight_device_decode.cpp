@@ -31,7 +31,7 @@ Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut, const k
   Memory packets(rail.received_packets());
   Memory own(bytes_of({own_shard}));
   Memory replica(bytes_of(rail.before));
-  WeightLauncher launcher(cut);
+  CutLauncher launcher(cut);
   launcher.fault = fault;
   const auto coder = make_weight_coder_of_gpu(launcher);
   Memory scratch(coder->decode_scratch_bytes(shard, num_nodes));

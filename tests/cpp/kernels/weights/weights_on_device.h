@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <random>
-#include <variant>
 #include <vector>
 
 #include "kernels/weights/device.h"
@@ -28,22 +27,6 @@ inline std::vector<uint8_t> bytes_of(const std::vector<Array>& shards) {
   }
   return bytes;
 }
-
-// Runs jobs at once. Faults go to `fault`.
-struct WeightLauncher final : DeviceLauncher {
-  Cut cut;
-  kernels::DeviceFault fault = {};
-
-  explicit WeightLauncher(Cut its_cut) : cut(its_cut) {}
-  void run(const kernels::AnyJob& job, Stream /*stream*/) override {
-    kernels::AnyJob mapped = job;
-    if (auto* decode = std::get_if<kernels::WeightDecodeJob>(&mapped)) {
-      decode->mapped_fault = &fault;
-    }
-    EmulatedDevice device(cut, 1);
-    kernels::emulated::run_passes(device, mapped);
-  }
-};
 
 inline WeightHeader header_of_unit(const Array& shard, int64_t node = 0) {
   WeightHeader header;
