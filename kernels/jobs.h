@@ -1,5 +1,5 @@
 // All jobs of a device: an encoding and a decoding for each codec, for tagc's single-tier form, whose
-// indexes are merged between the two, and for weight differences.
+// indexes are merged between the two, for weight differences, and a comparison of units.
 #pragma once
 
 #include <variant>
@@ -7,11 +7,13 @@
 #include "kernels/none/job.h"
 #include "kernels/quant/job.h"
 #include "kernels/tagc/job.h"
+#include "kernels/units/job.h"
 #include "kernels/weights/job.h"
 
 namespace isthmus::kernels {
 
 using AnyJob = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, TagcEncodeJob, TagcDecodeJob,
-                            TagcFlatEncodeJob, TagcFlatMergeJob, TagcFlatDecodeJob, WeightEncodeJob, WeightDecodeJob>;
+                            TagcFlatEncodeJob, TagcFlatMergeJob, TagcFlatDecodeJob, WeightEncodeJob, WeightDecodeJob,
+                            RefuseUnitsJob>;
 
 }  // namespace isthmus::kernels

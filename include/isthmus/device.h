@@ -109,10 +109,16 @@ class Device {
   // accumulate_dtype(dtype), or dtype itself.
   virtual DataType piece_dtype(DataType dtype) const = 0;
 
-  // Sets the words in device memory from which codecs read unit and step, so that a captured graph counts steps. Does
+  // Sets words in device memory. From such words codecs read unit and step, so that a captured graph counts steps. Does
   // nothing on the CPU, which has none.
-  virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
+  virtual void set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) = 0;
   virtual void next_step(DeviceContext* context, Stream stream) = 0;
+
+  // told: a DeviceContext of each rank whose parts were summed, with its number in the step's place. Where one has
+  // another unit than unit_hash, throw_if_faulted() will say so, and the headers of the packets, which lie one behind
+  // the other, become another unit's. Does nothing on the CPU, where Transport::compare_units() does it.
+  virtual void refuse_other_units(ConstBuffer told, uint64_t unit_hash, Buffer packets, int num_packets,
+                                  Stream stream) = 0;
 
   // Called when all of a step is encoded that `magnitudes` was shown. If values were far larger than in the steps
   // before, the residual (float32) becomes zeros: the step will be thrown away, or is worth more than what is left of

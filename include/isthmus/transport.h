@@ -87,9 +87,12 @@ class Transport {
   virtual HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) = 0;
 
   // Compares what the ranks of the tier reduce next: wait() throws PacketError, which names this rank's unit and the
-  // ranks that have another hash. It is not counted as traffic. Null where nothing is compared: on a GPU the host would
-  // have to wait.
+  // ranks that have another hash. It is not counted as traffic. Null on a GPU, where the host would have to wait:
+  // Device::refuse_other_units() does it there.
   virtual HandlePtr compare_units(uint64_t /*hash*/, const std::string& /*unit*/) { return nullptr; }
+
+  // all_gather() for that comparison on a GPU: it is not counted as traffic, either.
+  virtual HandlePtr gather_units(ConstBuffer /*own*/, Buffer /*told*/, Stream /*stream*/) { return nullptr; }
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;

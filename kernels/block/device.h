@@ -54,6 +54,7 @@ enum class FaultKind : uint32_t {
   kCellsLeft,    // the sketch holds more than the index says
   kBlock,        // of weights: does not decode
   kLength,       // of weights: is not that of the packet's blocks
+  kUnits,        // no packet's: a rank tells another unit
 };
 
 // The first fault of decoding, in device memory or in host memory that the device can write. It is sticky: once

@@ -15,8 +15,8 @@ namespace isthmus::kernels {
 template <typename Job>
 void cuda_run(const Job& job, void* stream);
 
-// Sets *context = value, in stream order. Called once for a unit.
-void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream);
+// Sets each of `count` contexts to `value`, in stream order.
+void cuda_set_contexts(DeviceContext* contexts, int count, DeviceContext value, void* stream);
 
 // ++context->step, in the order of the stream.
 void cuda_next_step(DeviceContext* context, void* stream);

@@ -5,13 +5,19 @@ namespace isthmus::kernels {
 
 namespace {
 
-__global__ void set_context(DeviceContext* context, DeviceContext value) { *context = value; }
+constexpr int kContextThreads = 32;
+
+__global__ void set_contexts(DeviceContext* contexts, int count, DeviceContext value) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    contexts[i] = value;
+  }
+}
 __global__ void count_step(DeviceContext* context) { ++context->step; }
 
 }  // namespace
 
-void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
-  set_context<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(context, value);
+void cuda_set_contexts(DeviceContext* contexts, int count, DeviceContext value, void* stream) {
+  set_contexts<<<1, kContextThreads, 0, static_cast<cudaStream_t>(stream)>>>(contexts, count, value);
   cuda::check_cuda(cudaGetLastError(), "kernel launch");
 }
 

@@ -29,7 +29,8 @@ const char* text_of(kernels::FaultKind kind) {
       return "its sketch holds more than the index says";
     case FaultKind::kBlock:
     case FaultKind::kLength:
-      break;  // of weights, which have errors of their own
+    case FaultKind::kUnits:
+      break;  // these have errors of their own
   }
   return "unknown fault";
 }
@@ -44,6 +45,12 @@ kernels::HeaderWords header_words(const PacketHeader& header) { return std::bit_
 void throw_if_reported(const kernels::DeviceFault& fault) {
   if (fault.reported == 0) {
     return;
+  }
+  if (fault.kind() == kernels::FaultKind::kUnits) {
+    throw PacketError(detail::concatenate("unit ", fault.expected.word[kernels::kHeaderUnit], ": rank ", fault.packet(),
+                                          " of the group reduces another unit (",
+                                          fault.received.word[kernels::kHeaderUnit],
+                                          "), or other parameters of it: ", kWhyUnitsDiffer));
   }
   const PacketHeader header = read_header(&fault.received, std::bit_cast<PacketHeader>(fault.expected));
   const CodecType* type = codec_or_null(header.codec);

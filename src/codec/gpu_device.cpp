@@ -39,6 +39,17 @@ void GpuDevice::reset_codec_counts() {
   counts_at_reset_ = read_counts();
 }
 
+void GpuDevice::refuse_other_units(ConstBuffer told, uint64_t unit_hash, Buffer packets, int num_packets,
+                                   Stream stream) {
+  const kernels::RefuseUnitsJob job = {.told = told.as<kernels::DeviceContext>(),
+                                       .num_ranks = told.bytes() / static_cast<int64_t>(sizeof(kernels::DeviceContext)),
+                                       .unit_hash = unit_hash,
+                                       .packets = packets.as<uint8_t>(),
+                                       .num_packets = num_packets,
+                                       .packet_bytes = num_packets > 0 ? packets.bytes() / num_packets : 0};
+  passes().launcher.run(job, stream);
+}
+
 kernels::SquaredErrorJob make_squared_error_job(ConstBuffer given, ConstBuffer decoded, SquaredError* totals,
                                                 Buffer scratch) {
   ISTHMUS_CHECK(Error, given.dtype == DataType::kFloat32 && decoded.dtype == DataType::kFloat32,

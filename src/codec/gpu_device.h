@@ -22,14 +22,14 @@ class DeviceLauncher {
   virtual void run(const kernels::AnyJob& job, Stream stream) = 0;
 };
 
-// Tells a job that decodes where faults go; others have none. fault: in the device's memory, of gradients alone.
-// mapped_fault: in memory that the host sees.
+// Tells a job that may refuse what it gets where faults go; others have none. fault: in the device's memory, of packets
+// of gradients alone. mapped_fault: in memory that the host sees.
 template <typename Job>
 void set_fault(Job& job, kernels::DeviceFault* fault, kernels::DeviceFault* mapped_fault) {
   if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
     job.fault = fault;
     job.mapped_fault = mapped_fault;
-  } else if constexpr (std::is_same_v<kernels::WeightDecodeJob, Job>) {
+  } else if constexpr (requires { job.mapped_fault; }) {
     job.mapped_fault = mapped_fault;
   }
 }
@@ -52,6 +52,8 @@ class GpuDevice : public Device {
   // Subtracts the present counts from later ones. The device's words only grow, so encodings under way, or in a graph,
   // are not disturbed.
   void reset_codec_counts() override;
+  void refuse_other_units(ConstBuffer told, uint64_t unit_hash, Buffer packets, int num_packets,
+                          Stream stream) override;
 
   virtual PassesOfDevice passes() = 0;
 

@@ -142,13 +142,6 @@ struct Communicator::Impl {
       run.set_phase(Phase::kPlan);
       const ReductionPlan plan = planner.plan(run, reduction);
       run.set_phase(Phase::kIntraReduceScatter);
-      // Packets tell ranks of other nodes, but within a node gradients would be added up.
-      if (device->is_host() && tiers.ranks_per_node() > 1) {
-        run.same_units = tiers.intra().compare_units(plan.hash, plan.unit->key.name);
-      }
-      if (run.same_units && options.is_flat()) {
-        std::exchange(run.same_units, nullptr)->wait();
-      }
       reduce(run, plan);
       if (plan.sends_residual) {
         plan.unit->drop_residuals();

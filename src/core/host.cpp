@@ -86,8 +86,10 @@ class Host final : public Device {
   }
   DataType piece_dtype(DataType dtype) const override { return accumulate_dtype(dtype); }
 
-  void set_context(DeviceContext* /*context*/, PacketContext /*value*/, Stream /*stream*/) override {}
+  void set_contexts(DeviceContext* /*contexts*/, int /*count*/, PacketContext /*value*/, Stream /*stream*/) override {}
   void next_step(DeviceContext* /*context*/, Stream /*stream*/) override {}
+  void refuse_other_units(ConstBuffer /*told*/, uint64_t /*unit_hash*/, Buffer /*packets*/, int /*num_packets*/,
+                          Stream /*stream*/) override {}
   CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override {
     CodecCounts counts;
     if (kernels::is_spike(*magnitudes)) {

@@ -330,8 +330,10 @@ PassesOfDevice CudaDevice::passes() {
   return {implementation_->launcher, &words->counts};
 }
 
-void CudaDevice::set_context(DeviceContext* context, PacketContext value, Stream stream) {
-  launch_on(ordinal(), [&] { kernels::cuda_set_context(context, {value.unit_hash, value.step}, stream.handle); });
+void CudaDevice::set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) {
+  launch_on(ordinal(), [&] {
+    kernels::cuda_set_contexts(contexts, count, {value.unit_hash, value.step}, stream.handle);
+  });
 }
 
 void CudaDevice::next_step(DeviceContext* context, Stream stream) {

@@ -60,7 +60,7 @@ class CudaDevice : public GpuDevice {
   void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                          Workspace workspace) override;
 
-  void set_context(DeviceContext* context, PacketContext value, Stream stream) override;
+  void set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) override;
   void next_step(DeviceContext* context, Stream stream) override;
 
   CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override;

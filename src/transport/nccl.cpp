@@ -251,12 +251,16 @@ HandlePtr NcclTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
   ISTHMUS_CHECK(Error, in.num_elements * size() == out.num_elements && in.dtype == out.dtype, who_, ": all-gather of ",
                 in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements, " x ", to_string(out.dtype),
                 " over ", size(), " ranks");
-  HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {
-    check(ncclAllGather(in.data, out.data, static_cast<size_t>(in.num_elements), nccl_type(in.dtype), comm_, on),
-          "ncclAllGather");
-  });
+  HandlePtr handle = gather_units(in, out, stream);
   count_parts(in.bytes());
   return handle;
+}
+
+HandlePtr NcclTransport::gather_units(ConstBuffer own, Buffer told, Stream stream) {
+  return enqueue(stream, [&](cudaStream_t on) {
+    check(ncclAllGather(own.data, told.data, static_cast<size_t>(own.num_elements), nccl_type(own.dtype), comm_, on),
+          "ncclAllGather");
+  });
 }
 
 HandlePtr NcclTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) {

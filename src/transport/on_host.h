@@ -39,7 +39,7 @@ inline void require_equal_units(uint64_t own, const std::string& unit, const std
     }
   }
   ISTHMUS_CHECK(PacketError, others.empty(), "unit \"", unit, "\": ", others,
-                " of this node reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
+                " reduces another unit, or other parameters of it: ", kWhyUnitsDiffer);
 }
 
 }  // namespace isthmus

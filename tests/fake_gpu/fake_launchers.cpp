@@ -4,6 +4,7 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "kernels/none/run_passes.h"
 #include "kernels/quant/run_passes.h"
 #include "kernels/tagc/run_passes.h"
+#include "kernels/units/run_passes.h"
 #include "kernels/weights/run_passes.h"
 #include "tests/cpp/support/job_uses.h"
 #include "tests/cpp/support/one_thread.h"
@@ -91,12 +93,13 @@ template [[gnu::visibility("default")]] void cuda_run(const TagcFlatMergeJob& jo
 template [[gnu::visibility("default")]] void cuda_run(const TagcFlatDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const RefuseUnitsJob& job, void* stream);
 
-void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
+void cuda_set_contexts(DeviceContext* contexts, int count, DeviceContext value, void* stream) {
   const Executor executor(stream);
   const Moved nothing;
-  fake_gpu::count_launch("SetContext", &nothing);
-  *context = value;
+  fake_gpu::count_launch("SetContexts", &nothing);
+  std::fill_n(contexts, count, value);
 }
 
 void cuda_next_step(DeviceContext* context, void* stream) {

@@ -250,7 +250,7 @@ ROWS = [
         call(reduce_scatter_of_another_unit),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.2"),
         faulty_expected=(
-            r"rank 2 of this node reduces another unit",
+            r"rank 2 reduces another unit",
             r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1",
         ),
     ),

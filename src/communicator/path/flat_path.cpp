@@ -5,6 +5,11 @@
 namespace isthmus {
 
 void FlatPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
+  if (tiers_.world_size() > 1) {
+    const Step step(run, Phase::kFlatReduceScatter, Lane::kInter, &CollectiveStats::exchange_s);
+    tell_unit(run, plan, tiers_.flat())->wait(run.tail());
+    refuse_other_units(run, plan, {}, 0);
+  }
   if (plan.codecs.flat != nullptr) {
     const bool fits = shard.dtype == DataType::kFloat32;
     const Buffer sum = fits ? shard : run.take(shard.num_elements, DataType::kFloat32);

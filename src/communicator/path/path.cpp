@@ -15,14 +15,32 @@ void Path::reorder(ConstBuffer in, Buffer out, bool by_node, Stream stream) cons
   }
 }
 
-void Path::run_for_owners(Transport& tier, const std::vector<int>& owners, Stream stream, HandlePtr first,
-                          const std::function<HandlePtr(int)>& start) {
-  std::vector<HandlePtr> pending;
-  if (first != nullptr) {
-    pending.push_back(std::move(first));
+// A gather that is aborted leaves the own unit everywhere: there is no other to blame.
+HandlePtr Path::tell_unit(Run& run, const ReductionPlan& plan, Transport& tier) const {
+  if (device_.is_host()) {
+    return tier.compare_units(plan.hash, plan.unit->key.name);
   }
+  run.units_told = run.take(tier.size() * static_cast<int64_t>(sizeof(DeviceContext)), DataType::kByte);
+  const Buffer own = run.units_told.part(tier.rank(), sizeof(DeviceContext));
+  const auto rank = static_cast<uint64_t>(tiers_.rank());
+  device_.set_contexts(run.units_told.as<DeviceContext>(), tier.size(), {plan.hash, rank}, run.tail());
+  return tier.gather_units(own, run.units_told, run.tail());
+}
+
+void Path::refuse_other_units(Run& run, const ReductionPlan& plan, Buffer packets, int num_packets) const {
+  if (run.units_told.num_elements > 0) {
+    device_.refuse_other_units(run.units_told, plan.hash, packets, num_packets, run.tail());
+  }
+}
+
+void Path::run_for_owners(Transport& tier, const std::vector<int>& owners, Stream stream,
+                          const std::function<HandlePtr()>& first, const std::function<HandlePtr(int)>& start) {
+  std::vector<HandlePtr> pending;
   tier.begin_group();
   try {
+    if (first) {
+      pending.push_back(first());
+    }
     for (const int owner : owners) {
       pending.push_back(start(owner));
     }

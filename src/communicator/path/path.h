@@ -39,9 +39,16 @@ class Path {
  protected:
   // Copies every rank's equal part from rank order to the order of nodes (by_node), or back.
   void reorder(ConstBuffer in, Buffer out, bool by_node, Stream stream) const;
-  // Starts an operation of a tier for each owner, all as one, and waits for `first`, where it is not null, and for all.
-  static void run_for_owners(Transport& tier, const std::vector<int>& owners, Stream stream, HandlePtr first,
-                             const std::function<HandlePtr(int)>& start);
+  // Packets tell another node's ranks which unit they are of, but what the ranks of a tier sum would be added up,
+  // though one of them had skipped or repeated a call. So they tell each other, beside the sums. On the CPU the handle
+  // throws PacketError where units differ; on a GPU the tier's sums are of no use before refuse_other_units().
+  HandlePtr tell_unit(Run& run, const ReductionPlan& plan, Transport& tier) const;
+  // On a GPU: reports a fault where the units that were told differ, and spoils the packets made of the tier's sums, so
+  // that their receivers refuse them as another unit's. May be called without packets.
+  void refuse_other_units(Run& run, const ReductionPlan& plan, Buffer packets, int num_packets) const;
+  // Starts `first`, where it is given, and an operation of a tier for each owner, all as one, and waits in that order.
+  static void run_for_owners(Transport& tier, const std::vector<int>& owners, Stream stream,
+                             const std::function<HandlePtr()>& first, const std::function<HandlePtr(int)>& start);
 
   const TierSet& tiers_;
   Device& device_;

@@ -8,14 +8,14 @@ namespace isthmus {
 // packets are exchanged. Nothing is written to the shard before it is decoded.
 void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
   const Pieces pieces = take_pieces(run, gradient);
-  const EventPtr summed = sum_within_node(run, pieces, /*own=*/false, run.event());
+  const EventPtr summed = sum_within_node(run, plan, pieces, /*own=*/false, run.event());
   const std::vector<Segment> segments = segments_of(shard.num_elements, wanted_segments(plan, shard.num_elements));
   std::vector<Crossing> crossings;
   for (const Segment& segment : segments) {
     const Buffer packets = encode(run, plan, pieces.sums, summed, segment);
     crossings.push_back(exchange_along_rail(run, packets, segment));
   }
-  const EventPtr own_summed = sum_within_node(run, pieces, /*own=*/true, summed);
+  const EventPtr own_summed = sum_within_node(run, plan, pieces, /*own=*/true, summed);
   for (Crossing& crossing : crossings) {
     decode(run, plan, pieces.sums, own_summed, crossing, shard);
   }
@@ -52,8 +52,9 @@ Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dt
 }
 
 // Sums either this node's own piece or those of all other nodes, after `ready`. With one node it sums the own piece for
-// own=false. Returns the event of the sums.
-EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const {
+// own=false. The first sums tell units, too. Returns the event of the sums.
+EventPtr TwoTierPath::sum_within_node(Run& run, const ReductionPlan& plan, const Pieces& pieces, bool own,
+                                      const EventPtr& ready) const {
   const NodeMap& map = tiers_.map();
   const bool own_comes_later = map.num_nodes() > 1;
   std::vector<int> owners;
@@ -67,7 +68,11 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
   }
   const Step step(run, Phase::kIntraReduceScatter, Lane::kIntra, &CollectiveStats::intra_s, ready);
   const int64_t piece_elements = pieces.sums.num_elements / map.num_nodes();
-  run_for_owners(tiers_.intra(), owners, run.tail(), std::move(run.same_units), [&](int owner) {
+  std::function<HandlePtr()> tell;
+  if (!own) {
+    tell = [&] { return tell_unit(run, plan, tiers_.intra()); };
+  }
+  run_for_owners(tiers_.intra(), owners, run.tail(), tell, [&](int owner) {
     const ConstBuffer chunks = pieces.gradient.part(owner, map.ranks_per_node() * piece_elements);
     return tiers_.intra().reduce_scatter(chunks, pieces.sums.part(owner, piece_elements), run.tail());
   });
@@ -89,6 +94,9 @@ Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer piec
                         .num_elements = segment.num_elements};
   const PacketContext context = coder_.context_for(plan, PacketUse::kPiece, tiers_.node(), segment.index);
   coder_.encode_pieces(run, plan, set, context, segment.is_last);
+  if (segment.index == 0) {
+    refuse_other_units(run, plan, packets, tiers_.num_nodes());
+  }
   const int num_foreign = tiers_.num_nodes() - 1;
   run.coded_elements += num_foreign * segment.num_elements;
   run.packet_bytes += num_foreign * packet_bytes;

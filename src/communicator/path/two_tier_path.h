@@ -32,7 +32,8 @@ class TwoTierPath final : public Path {
   // The steps of reduce_scatter(). Each runs on its own lane.
   Pieces take_pieces(Run& run, ConstBuffer gradient) const;
   Buffer one_rank_of_node(Run& run, ConstBuffer gradient, DataType dtype) const;
-  EventPtr sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const;
+  EventPtr sum_within_node(Run& run, const ReductionPlan& plan, const Pieces& pieces, bool own,
+                           const EventPtr& ready) const;
   Buffer encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                 const Segment& segment) const;
   Crossing exchange_along_rail(Run& run, Buffer packets, const Segment& segment) const;

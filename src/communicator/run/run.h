@@ -72,8 +72,7 @@ class Run {
   std::optional<Reason> reason;  // why gradients stay exact, or weights cross whole
   int64_t coded_elements = 0;    // elements of pieces that became packets for other nodes
   int64_t packet_bytes = 0;      // of those packets
-  // That the ranks of the node reduce one unit, for which their parts wait; null: nothing is compared, or it is known.
-  HandlePtr same_units = nullptr;
+  Buffer units_told;             // by the ranks of a tier, on a GPU: see Path::tell_unit()
 
  private:
   friend class Step;

@@ -104,7 +104,7 @@ void Unit::set_context(Device& device, uint64_t hash_of_packets, uint64_t step_o
   step = step_of_next;
   for (int i = 0; contexts != nullptr && i < kNumPacketUses; ++i) {
     const auto use = static_cast<PacketUse>(i);
-    device.set_context(contexts.get() + i, context_of(packet_hash, step, use), device.lane(lane_of(use)));
+    device.set_contexts(contexts.get() + i, 1, context_of(packet_hash, step, use), device.lane(lane_of(use)));
   }
 }
 

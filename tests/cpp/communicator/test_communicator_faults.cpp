@@ -81,8 +81,24 @@ TEST(Communicator, RanksOfOneNodeReduceTheSameParameters) {
     EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << outcomes[rank].text;
     const std::string other = std::to_string(rank ^ 1);
     EXPECT_EQ(outcomes[rank].text,
-              "unit \"unit\": rank " + other +
-                  " of this node reduces another unit, or other parameters of it: " + kWhyUnitsDiffer);
+              "unit \"unit\": rank " + other + " reduces another unit, or other parameters of it: " + kWhyUnitsDiffer);
+  }
+}
+
+// There are no packets that would tell.
+TEST(Communicator, RanksOfAllNodesReduceTheSameUnitInAFlatTier) {
+  World world(NodeMap::parse("2x1", 2), flat_options());
+  const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
+    const Array gradient(random_values(4000, 1), DataType::kFloat32);
+    Array shard(2000, DataType::kFloat32);
+    const KeyedReduction reduction{{rank == 0 ? "a" : "b", 4000, DataType::kFloat32, Collective::kReduceScatter}};
+    world.ranks[rank]->reduce_scatter(gradient.view(), shard.buffer(), reduction);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << outcomes[rank].text;
+    EXPECT_NE(outcomes[rank].text.find(detail::concatenate(": rank ", 1 - rank, " reduces another unit")),
+              std::string::npos)
+        << outcomes[rank].text;
   }
 }
 

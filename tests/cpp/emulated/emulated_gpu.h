@@ -89,7 +89,7 @@ class EmulatedGpu final : public GpuDevice {
   std::shared_ptr<SquaredError> make_squared_error() override { return std::make_shared<SquaredError>(); }
   void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                          Workspace workspace) override;
-  void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) override;
+  void set_contexts(kernels::DeviceContext* contexts, int count, PacketContext value, Stream stream) override;
   void next_step(kernels::DeviceContext* context, Stream stream) override;
   CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override;
   void throw_if_faulted() override;

@@ -66,6 +66,7 @@ class Translate {
     all(job.before, job.shard, job.replica, job.sent, job.areas, job.block_bytes, job.places, job.parts,
         job.replica_parts, job.state);
   }
+  void shared(kernels::RefuseUnitsJob& job) const { all(job.told, job.packets); }
   void shared(WeightDecodeJob& job) const {
     all(job.headers, job.packets, job.shard, job.replica, job.places, job.bad_blocks, job.parts, job.state);
   }

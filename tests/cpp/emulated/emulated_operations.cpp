@@ -1,6 +1,7 @@
 // What an emulated GPU does with memory: each operation is work of a stream, but for reading and writing by the host.
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
+#include <algorithm>
 #include <cstring>
 
 #include "codec/gpu_device.h"
@@ -79,11 +80,12 @@ void EmulatedGpu::add_squared_error(ConstBuffer given, ConstBuffer decoded, cons
                                workspace.stream);
 }
 
-void EmulatedGpu::set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) {
-  auto* behind = static_cast<kernels::DeviceContext*>(memory_->behind(context));
-  enqueue(stream, "set context", {writes(context, sizeof(*context))}, [behind, value] {
-    *behind = {value.unit_hash, value.step};
-  });
+void EmulatedGpu::set_contexts(kernels::DeviceContext* contexts, int count, PacketContext value, Stream stream) {
+  auto* behind = static_cast<kernels::DeviceContext*>(memory_->behind(contexts));
+  enqueue(stream, "set contexts", {writes(contexts, count * static_cast<int64_t>(sizeof(*contexts)))},
+          [behind, count, value] {
+            std::fill_n(behind, count, kernels::DeviceContext{value.unit_hash, value.step});
+          });
 }
 
 void EmulatedGpu::next_step(kernels::DeviceContext* context, Stream stream) {

@@ -345,7 +345,7 @@ TEST(CommunicatorOnGpu, PhasesAreRangesAndOperationsOfANodeAreGroups) {
       (std::vector<std::string>{"intra reduce-scatter", "encode", "inter exchange", "intra reduce-scatter", "decode",
                                 "encode result", "inter all-gather", "intra all-gather", "intra all-gather",
                                 "decode result", "inter all-gather", "intra all-gather", "intra all-gather"}));
-  EXPECT_EQ(rank.intra->groups(), (std::vector<int>{2, 1})) << "those of other nodes, then the own one";
+  EXPECT_EQ(rank.intra->groups(), (std::vector<int>{3, 1})) << "units and sums of other nodes, then the own";
   EXPECT_EQ(rank.gather_intra->groups(), (std::vector<int>{2, 2})) << "those of other nodes, after the own one";
 }
 

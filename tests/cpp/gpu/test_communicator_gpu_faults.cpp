@@ -9,6 +9,7 @@
 
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 #include "tests/cpp/support/gpu_world.h"
 #include "tests/cpp/support/hooked_transport.h"
 
@@ -39,6 +40,30 @@ void repeat(KeyedCommunicator& communicator, const Call& call, int number) {
   for (int i = 0; i < 10; ++i) {
     run_on_cpu(communicator, {call}, number);
   }
+}
+
+// In a call, a rank reduces another unit than the ranks whose gradients its own would be added to, and than its peer on
+// the other node. Nothing follows. No rank may take the sums for its own.
+void expect_refused_units(const NodeMap& map, const Options& options, Collective collective) {
+  GpuWorld world(map, options);
+  const int last = world.size() - 1;
+  std::vector<std::vector<CallOnGpu>> calls(static_cast<size_t>(world.size()));
+  const std::vector<Outcome> outcomes = run_ranks(world.size(), [&](int rank) {
+    const std::string unit = rank == last ? "other" : "unit";
+    calls[rank] = prepare(world, {{collective, 4000, kFloat32, 1, unit}}, rank);
+    run(world.ranks[rank], calls[rank], 1);
+    world.ranks[rank].gpu->synchronize();
+    world.ranks[rank].communicator->throw_if_faulted();
+  });
+  std::string all_texts;
+  for (int rank = 0; rank <= last; ++rank) {
+    all_texts += outcomes[rank].text + "\n";
+    EXPECT_NE(outcomes[rank].text.find(kWhyUnitsDiffer), std::string::npos) << outcomes[rank].text;
+    EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << "rank " << rank << ": " << outcomes[rank].text;
+  }
+  EXPECT_NE(all_texts.find(detail::concatenate(": rank ", last, " of the group reduces another unit")),
+            std::string::npos)
+      << all_texts;
 }
 
 class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
@@ -177,6 +202,19 @@ TEST_P(DamageOnGpu, IsSeenInAReplayOfAGraph) {
   }
   synchronize();
   EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
+}
+
+TEST_P(EveryCodecOnGpu, RanksOfOneNodeReduceTheSameUnit) {
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    expect_refused_units(NodeMap::parse("2x2", 4), options(), collective);
+    expect_refused_units(NodeMap::parse("0,2|1,3", 4), options(), collective);
+    expect_refused_units(NodeMap::parse("1x2", 2), options(), collective);
+  }
+}
+
+TEST(FlatOnGpu, AllRanksReduceTheSameUnit) {
+  expect_refused_units(NodeMap::parse("2x1", 2), flat_options(), Collective::kReduceScatter);
+  expect_refused_units(NodeMap::parse("2x2", 4), flat_options(), Collective::kReduceScatter);
 }
 
 // In the tiers of reductions and in those of gathers.

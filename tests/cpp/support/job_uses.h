@@ -67,6 +67,10 @@ inline MemoryUses uses_of_any_codec(const kernels::WeightDecodeJob& job) {
           writes(job.bad_blocks, job.num_nodes * static_cast<int64_t>(sizeof(*job.bad_blocks))),
           writes_parts(job.parts, job.num_nodes)};
 }
+inline MemoryUses uses_of_any_codec(const kernels::RefuseUnitsJob& job) {
+  return {reads(job.told, job.num_ranks * static_cast<int64_t>(sizeof(*job.told))),
+          writes(job.packets, job.num_packets * job.packet_bytes)};
+}
 inline MemoryUses uses_of_any_codec(const kernels::TagcFlatMergeJob& job) {
   return {reads(job.arrived, 8 * job.num_words), writes(job.index, 8 * job.num_words)};
 }
@@ -126,6 +130,7 @@ constexpr const char* name_of() {
          : std::is_same_v<Job, kernels::TagcFlatMergeJob> ? "merge"
          : std::is_same_v<Job, kernels::WeightEncodeJob>  ? "encode weights"
          : std::is_same_v<Job, kernels::WeightDecodeJob>  ? "decode weights"
+         : std::is_same_v<Job, kernels::RefuseUnitsJob>   ? "compare units"
                                                           : "decode";
 }
 

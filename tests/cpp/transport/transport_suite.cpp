@@ -67,7 +67,7 @@ TEST(Transport, RanksWithOtherUnitsAreNamedAndNothingIsCounted) {
       const std::string error =
           error_of([&] { transport.compare_units(rank == 0 ? uint64_t{1} << 63 : 7, rank == 0 ? "b" : "a")->wait(); });
       const std::string expected = rank == 0 ? others : "unit \"a\": rank 0";
-      EXPECT_TRUE(size == 1 ? error.empty() : error.starts_with(expected + " of this node")) << error;
+      EXPECT_TRUE(size == 1 ? error.empty() : error.starts_with(expected + " reduces another unit")) << error;
       EXPECT_EQ(transport.traffic().sent_bytes, 0);
     });
   });

@@ -387,7 +387,7 @@ ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
 @pytest.mark.processes
 def test_ranks_of_one_node_that_reduce_other_parameters_are_told_at_once() -> None:
     for rank, error in enumerate(ranks.run(outcome_of_a_pass, 4, "isthmus", False, env=ENV)):
-        assert f'unit "root": rank {rank ^ 1} of this node reduces another unit, or other parameters of it' in error
+        assert f'unit "root": rank {rank ^ 1} reduces another unit, or other parameters of it' in error
         assert f"model.{ADVICE}(True)" in error
 
 

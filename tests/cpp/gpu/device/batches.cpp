@@ -107,7 +107,7 @@ class BothSides {
   // The step is counted in the same words.
   PacketContext begin_step(PacketContext context) {
     auto* words = context_there_.buffer().as<kernels::DeviceContext>();
-    device_.set_context(words, context, stream_);
+    device_.set_contexts(words, 1, context, stream_);
     return {.segment = context.segment, .sender = context.sender, .on_device = words, .counted = words};
   }
   void require_counted_step() {

@@ -93,7 +93,7 @@ PacketContext DeviceCoding::on_device() const {
 }
 
 void DeviceCoding::set_context(PacketContext context, Stream stream) {
-  device_.set_context(context_.buffer().as<kernels::DeviceContext>(), context, stream);
+  device_.set_contexts(context_.buffer().as<kernels::DeviceContext>(), 1, context, stream);
   of_host_ = {.segment = context.segment, .sender = context.sender};
 }
 
