@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "isthmus/codec.h"
 #include "isthmus/codec_type.h"
@@ -35,6 +36,9 @@ PacketHeader make_header(CodecId codec, DataType dtype, int64_t num_elements, ui
 inline constexpr const char* kWhyUnitsDiffer =
     "the ranks do not reduce the same units in the same order, or parameters with gradients differ between them "
     "(FSDP2: model.set_reduce_scatter_unused_params(True) then reduces all)";
+
+// What an error says of a packet, in brackets: "(from node 1, codec quant, unit 7, step 3, 1000 elements)".
+std::string text_of(const PacketHeader& header);
 
 // Copies the header out of a packet and compares all but `checksum` with what the receiver expects. Throws PacketError
 // that names the first field that differs, with both values. `packet` needs no alignment.

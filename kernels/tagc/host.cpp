@@ -52,8 +52,7 @@ void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit
 }
 
 void check_intact(bool condition, FaultKind kind, const PacketHeader& header) {
-  ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", text_of(kind), " (codec tagc, unit ", header.unit_hash,
-                ", step ", header.step, ", ", header.num_elements, " elements)");
+  ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", text_of(kind), " ", text_of(header));
 }
 
 // The checksum of everything after the header, which ends it.

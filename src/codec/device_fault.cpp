@@ -57,9 +57,7 @@ void throw_if_reported(const kernels::DeviceFault& fault) {
   if (type != nullptr && type->checksum_of != nullptr) {
     throw_wrong_checksum(header, fault.expected.word[kernels::kHeaderChecksum]);
   }
-  throw PacketError(detail::concatenate("corrupt packet: ", text_of(fault.kind()), " (codec ", to_string(header.codec),
-                                        ", unit ", header.unit_hash, ", step ", header.step, ", ", header.num_elements,
-                                        " elements)"));
+  throw PacketError(detail::concatenate("corrupt packet: ", text_of(fault.kind()), " ", text_of(header)));
 }
 
 }  // namespace isthmus

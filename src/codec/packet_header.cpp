@@ -22,8 +22,7 @@ template <typename T>
 void check_equal(const char* field, T received, T expected, const PacketHeader& header,
                  const char* why = "the ranks do not run the same reductions in the same order") {
   ISTHMUS_CHECK(PacketError, received == expected, "packet with ", field, " ", number(received), " where ",
-                number(expected), " is expected (codec ", to_string(header.codec), ", unit ", header.unit_hash,
-                ", step ", header.step, ", ", header.num_elements, " elements): ", why, ", or the packet is corrupt");
+                number(expected), " is expected ", text_of(header), ": ", why, ", or the packet is corrupt");
 }
 
 uint64_t value_of(const HeaderPart& part, const PacketHeader& header) {
@@ -46,9 +45,16 @@ PacketHeader make_header(CodecId codec, DataType dtype, int64_t num_elements, ui
   return header;
 }
 
+std::string text_of(const PacketHeader& header) {
+  return detail::concatenate("(from node ", header.sender, ", codec ", to_string(header.codec), ", unit ",
+                             header.unit_hash, ", step ", header.step, ", ", header.num_elements, " elements)");
+}
+
 PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   PacketHeader header;
   std::memcpy(&header, packet, sizeof(header));
+  const uint64_t sender = header.sender;
+  header.sender = expected.sender;  // errors name the node from which it arrived
   check_equal("magic", header.magic, expected.magic, header);
   check_equal("version", header.version, expected.version, header);
   check_equal("codec", header.codec, expected.codec, header);
@@ -56,7 +62,7 @@ PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   check_equal("segment", header.segment, expected.segment, header);
   check_equal("unit", header.unit_hash, expected.unit_hash, header, kWhyUnitsDiffer);
   check_equal("step", header.step, expected.step, header);
-  check_equal("sending node", header.sender, expected.sender, header);
+  check_equal<uint64_t>("sending node", sender, expected.sender, header);
   check_equal("number of elements", header.num_elements, expected.num_elements, header);
   if (const CodecType* type = codec_or_null(expected.codec)) {
     for (const HeaderPart& part : type->header_parts) {
@@ -71,9 +77,7 @@ void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum) {
   const CodecType* type = codec_or_null(header.codec);
   const char* what = type == nullptr || type->checksum_of == nullptr ? "bytes" : type->checksum_of;
   throw PacketError(detail::concatenate("corrupt packet: its ", what, " have the checksum ", checksum,
-                                        ", but its header says ", header.checksum, " (codec ", to_string(header.codec),
-                                        ", unit ", header.unit_hash, ", step ", header.step, ", ", header.num_elements,
-                                        " elements)"));
+                                        ", but its header says ", header.checksum, " ", text_of(header)));
 }
 
 }  // namespace isthmus

@@ -18,6 +18,11 @@
 namespace isthmus {
 namespace {
 
+// Of one of the forms. NodeMap::parse decides what is in range of the world's size, which is unknown here.
+bool nodes_have_a_form(const Options& options) {
+  return options.nodes == "islands" || options.nodes.find_first_not_of("0123456789x,|") == std::string::npos;
+}
+
 bool units_are_patterns(const Options& options) {
   return std::ranges::none_of(split_globs(options.units),
                               [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
@@ -74,11 +79,12 @@ std::vector<OptionField> codec_rows() {
 // The rows before those of codecs.
 std::vector<OptionField> first_rows() {
   return {
-      {.name = "nodes",  // NodeMap::parse decides what is in range: the world's size is unknown here
+      {.name = "nodes",
        .range = "NODESxRANKS (\"2x4\"), ranks by node (\"0,1|2,3\"), or \"islands\"",
        .help = "Which ranks share a node; empty: found from the launcher, or the machine; islands: GPUs of a host that "
                "NVLinks, else a PCIe switch, else a NUMA node joins.",
-       .member = &Options::nodes},
+       .member = &Options::nodes,
+       .accepts = nodes_have_a_form},
       rows::choice_field("codec", &Options::codec, codec_names(),
                          "What compresses the gradients that cross between nodes."),
       rows::choice_field("tiers", &Options::tiers, {"two", "flat"},

@@ -62,6 +62,7 @@ class PlanArguments:
     backend: str = option("nccl", "What plain strategies run on: nccl or gloo.")
     dtype: str = option("bf16", "Type that parameters are gathered in: bf16, fp16 or fp32.")
     reduce_dtype: str = option("", "Type that gradients are reduced in.", show_default="--dtype")
+    optimizer: str = option("adamw", "adamw, or muon, which needs more bits of codec quant.")
     lr: float = option(1e-4, "Learning rate (AdamW): decides how far weights move in a step.")
     weight_bits: float | None = option(
         None,
@@ -127,6 +128,7 @@ def plan(
         world=world_formula(given.backend, cluster.ranks_per_node),
         element_bytes=ElementBytes.of(given.dtype, given.reduce_dtype or given.dtype),
         micro_batches=given.micro_batches,
+        optimizer=given.optimizer,
     )
     check_range("tokens", given.tokens, 1, 1e12)
     weight_bits = assumptions.weight_bits_at(given.lr) if given.weight_bits is None else given.weight_bits
@@ -149,7 +151,7 @@ def plan(
     comparison = Comparison(
         plans=[
             PipelinePlan(setting, strategy, given.tokens) if strategy == PIPELINE else StepPlan(setting, strategy)
-            for strategy in strategies_named(names, WireOptions(weight_bits=weight_bits))
+            for strategy in strategies_named(names, WireOptions(weight_bits=weight_bits), given.optimizer)
         ],
         links=links,
         codecs=assumptions.codec_speeds(given.codec_speed),

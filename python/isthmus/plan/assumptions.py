@@ -160,13 +160,13 @@ class CodecSpeeds:
 
 
 #: docs/quant.md, "Speed on a CPU": 64 MiB of float32 on one core with AVX2, where memcpy has 10.5 GB/s. tagc
-#: at 10x, quant with 4 bits.
+#: at 10x, quant with 4 bits. A test compares pages and figures.
 _MEASURED_CPU = {
     "none": CodecSpeed(5.78, 5.09),
     "tagc": CodecSpeed(2.70, 5.15),
     "quant": CodecSpeed(3.57, 5.78),
-    # docs/weight_updates.md at 1e-4: of bfloat16, and so twice as many bytes of float32.
-    "delta": CodecSpeed(0.94, 0.94),
+    # docs/weight_updates.md at 1e-4, with AVX-512: of bfloat16, and so twice as many bytes of float32.
+    "delta": CodecSpeed(1.04, 1.44),
 }
 _ASSUMED_NONE = CodecSpeed(1000.0, 1000.0)
 
@@ -174,7 +174,7 @@ _ASSUMED_NONE = CodecSpeed(1000.0, 1000.0)
 def codec_speeds(text: str) -> CodecSpeeds:
     """What "cpu", "gpu", "100" or "100/150" (encode/decode, GB/s) means. ValueError names the text."""
     if text == "cpu":
-        return CodecSpeeds(_MEASURED_CPU, "benchmark of the codecs on one CPU core with AVX2 (docs/quant.md)")
+        return CodecSpeeds(_MEASURED_CPU, "measured on one CPU core, with AVX2 (docs/quant.md); weights with AVX-512")
     encode, _, decode = ("100" if text == "gpu" else text).partition("/")
     try:
         speed = CodecSpeed(float(encode), float(decode or encode))

@@ -14,6 +14,7 @@ from isthmus.plan.placement import DDP, HSDP
 from isthmus.plan.scan import EQUAL_SHARE, FASTEST_GBIT_S, SLOWEST_GBIT_S, Comparison
 from isthmus.plan.step import PipelinePlan, Setting, StepPlan
 from isthmus.plan.strategies import Strategy
+from isthmus.report.advice import MUON_BITS
 
 SCHEMA = 4
 #: How to reduce in the last of several micro-batches, by whether a strategy is HSDP, and what a rank keeps until then.
@@ -44,6 +45,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "element_bytes": asdict(setting.element_bytes),
         "input_buffers": INPUT_BUFFERS,
         "micro_batches": setting.micro_batches,
+        "optimizer": setting.optimizer,
         "plain_backend": backend_name(setting),
         "memory_limit_bytes": comparison.memory_bytes,
         "strategies": {plan.strategy.name: _strategy(comparison, plan) for plan in comparison.plans},
@@ -159,6 +161,12 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
     if any(plan.strategy.wire is not None and plan.strategy.wire.sends_differences for plan in comparison.plans):
         found.append(
             "full: without waits of the host, as in prepared models; an H200 that waited took longer (docs/plan.md)."
+        )
+    if setting.optimizer == "muon":
+        found.append(
+            f"Muon: {MUON_BITS['reduce_scatter']} bits in place of 4, in all-reduces (HSDP, DDP) "
+            f"{MUON_BITS['all_reduce']}: docs/choosing.md. Memory and bits of weights are AdamW's, and what Muon's own "
+            "steps send is left out."
         )
     deferring = [plan for plan in comparison.plans if plan.strategy.defers]
     for hybrid, (call, kept) in _DEFER.items():

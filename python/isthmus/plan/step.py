@@ -10,7 +10,7 @@ from isthmus.plan.assumptions import INPUT_BUFFERS, CodecSpeeds, Compute, Links
 from isthmus.plan.memory import Memory, memory_of
 from isthmus.plan.pipeline import UnitWork, node_hops, passes_s, stage_of
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Scope, operations_of
-from isthmus.plan.ranges import check_range
+from isthmus.plan.ranges import check_choice, check_range
 from isthmus.plan.strategies import Strategy
 from isthmus.plan.units import Model, Unit
 from isthmus.plan.volumes import Hop, Kind, RingFormula
@@ -37,9 +37,12 @@ class Setting:
     element_bytes: ElementBytes = field(default_factory=ElementBytes)
     #: Parts of a rank's tokens in a step. Gradients add up over them.
     micro_batches: int = 1
+    #: Decides how many bits codec quant has, and nothing else.
+    optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
         check_range("micro_batches", self.micro_batches, 1, MOST_MICRO_BATCHES)
+        check_choice("optimizer", self.optimizer, ("adamw", "muon"))
 
 
 @dataclass(frozen=True)

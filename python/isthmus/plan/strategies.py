@@ -10,6 +10,7 @@ from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Placements, Scope
 from isthmus.plan.ranges import check_names
 from isthmus.plan.volumes import Formula, IsthmusFormula, Kind, RingFormula
+from isthmus.report.advice import MUON_BITS
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Unit  # which needs torch
@@ -64,10 +65,14 @@ class Strategy:
         return self.placements == FSDP_NODE
 
     @property
+    def reduction(self) -> Kind:
+        """The collective that reduces between nodes."""
+        return Kind.REDUCE_SCATTER if self.placements.parameters is Scope.WORLD else Kind.ALL_REDUCE
+
+    @property
     def deferred(self) -> Kind | None:
         """The collective that only the last micro-batch makes."""
-        kind = Kind.REDUCE_SCATTER if self.placements.parameters is Scope.WORLD else Kind.ALL_REDUCE
-        return kind if self.defers else None
+        return self.reduction if self.defers else None
 
     @property
     def options(self) -> dict[str, str] | None:
@@ -136,6 +141,12 @@ def _deferred(strategy: Strategy) -> Strategy:
 _EACH = list(_every_strategy())
 #: Each strategy by its name; last those that defer reductions.
 STRATEGIES = {strategy.name: strategy for strategy in [*_EACH, *map(_deferred, _EACH)]}
+#: What takes the place of strategies that have the default of bits.
+_UNDER_MUON = {
+    name: f"{name.removesuffix('-last')}{MUON_BITS[each.reduction]}{'-last' * each.defers}"
+    for name, each in STRATEGIES.items()
+    if each.wire and (each.wire.codec, each.wire.bits) == (_QUANT.codec, _QUANT.bits)
+}
 DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED)
 #: The same where a step has several micro-batches: what one has to choose from, both ways.
 ACCUMULATING = tuple(
@@ -154,9 +165,14 @@ ARMS = {
 }
 
 
-def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
-    """The strategies of these names; those on Isthmus with `options`, but for what makes each what it is."""
+def strategies_named(names: Sequence[str], options: WireOptions, optimizer: str = "adamw") -> list[Strategy]:
+    """The strategies of these names; those on Isthmus with `options`, but for what makes each what it is.
+
+    optimizer: "muon" has "quant6" in place of "quant"; other bits than the default ones stay.
+    """
     known = STRATEGIES | {PIPELINE.name: PIPELINE}
+    if optimizer == "muon":
+        names = [_UNDER_MUON.get(name, name) for name in names]
     check_names("strategy", names, known)
     found = []
     for strategy in (known[name] for name in names):

@@ -121,7 +121,7 @@ TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
   World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, nullptr, damage));
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
   EXPECT_TRUE(outcomes[kVictim].threw<PacketError>());
-  EXPECT_NE(outcomes[kVictim].text.find("packet with step 1 where 0 is expected"), std::string::npos)
+  EXPECT_NE(outcomes[kVictim].text.find("packet with step 1 where 0 is expected (from node 0, "), std::string::npos)
       << outcomes[kVictim].text;
   EXPECT_STREQ(to_string(world.ranks[kVictim]->phase()), "decode");
   expect_transport_errors(outcomes, {0, 1, 3});
@@ -135,11 +135,11 @@ TEST_P(EveryCodec, PacketsOfOtherNodesAreNotTakenForEachOther) {
     std::function<void(std::byte* packets, int64_t packet_bytes)> mix;
   };
   const Mix mixes[] = {
-      {"packet with sending node 2 where 1 is expected",
+      {"packet with sending node 2 where 1 is expected (from node 1, ",
        [](std::byte* packets, int64_t bytes) {
          std::swap_ranges(packets + bytes, packets + 2 * bytes, packets + 2 * bytes);
        }},
-      {"packet with sending node 1 where 2 is expected",
+      {"packet with sending node 1 where 2 is expected (from node 2, ",
        [](std::byte* packets, int64_t bytes) { std::copy_n(packets + bytes, bytes, packets + 2 * bytes); }},
   };
   for (const Mix& mix : mixes) {
@@ -231,6 +231,7 @@ TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
     const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
     for (int rank = 0; rank < 4; ++rank) {
       EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << "rank " << rank << ": " << outcomes[rank].text;
+      EXPECT_NE(outcomes[rank].text.find(" (from node 1, "), std::string::npos) << outcomes[rank].text;
       EXPECT_STREQ(to_string(world.ranks[rank]->phase()), "decode result");
     }
   }

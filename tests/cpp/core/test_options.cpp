@@ -81,7 +81,7 @@ struct Range {
 
 TEST(Options, RangesAtTheirEdges) {
   const std::vector<Range> ranges = {
-      {"nodes", {"", "2x4", "0,1|2,3"}, {}},
+      {"nodes", {"", "2x4", "0,1|2,3", "islands"}, {"island", "Islands", "2 x 4", "-1", "0;1"}},
       {"codec", {"none", "tagc", "quant"}, {"", "TAGC", "tagc ", "zstd"}},
       {"tiers", {"two", "flat"}, {"", "2", "three"}},
       {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},

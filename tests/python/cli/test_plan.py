@@ -68,6 +68,32 @@ def test_other_widths_are_strategies_of_their_own():
     assert found["strategies"]["hsdp-quant1"]["description"] == "as hsdp-quant, with 1 bit"
 
 
+def test_muon_gets_the_bits_that_nobody_sees_in_its_losses():
+    def quant_bits(*arguments):
+        strategies = report(*LLAMA, "--optimizer", *arguments)["strategies"].items()
+        return {name: s["isthmus"]["bits"] for name, s in strategies if (s["isthmus"] or {}).get("codec") == "quant"}
+
+    by_name = {"quant6": 6, "quant-node6": 6, "full6": 6, "hsdp-quant8": 8}
+    assert quant_bits("muon") == by_name
+    assert set(quant_bits("adamw").values()) == {4}
+    asked = "tagc,quant-last,hsdp-quant-last,ddp-quant,hsdp-quant3"
+    assert quant_bits("muon", "--micro-batches", 4, "--strategies", asked) == {
+        "quant6-last": 6,
+        "hsdp-quant8-last": 8,
+        "ddp-quant8": 8,
+        "hsdp-quant3": 3,
+    }
+    others = [name for name in DEFAULT_STRATEGIES if STRATEGIES[name].codec != "quant"]
+    both = [report(*LLAMA, "--optimizer", optimizer)["strategies"] for optimizer in ("adamw", "muon")]
+    assert [both[1][name] for name in others] == [both[0][name] for name in others]
+    assert len(both[1]) == len(others) + len(by_name)
+    assert (
+        "Muon: 6 bits in place of 4, in all-reduces (HSDP, DDP) 8: docs/choosing.md."
+        in run(*LLAMA, "--optimizer", "muon")[1]
+    )
+    assert "Muon" not in run(*LLAMA)[1]
+
+
 def test_with_micro_batches_each_strategy_comes_both_ways():
     code, out = run(*LLAMA, "--micro-batches", 4)
     assert code == 0
@@ -246,6 +272,7 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
         ([*LLAMA, "--trainable", "*lora_*"], "trainable '*lora_*': no parameter of llama2-7b has such a name; it has"),
         ([*LLAMA, "--width", "0"], "width 0: expected 1 to 1048576"),
         ([*LLAMA, "--backend", "mpi"], "backend 'mpi': expected one of nccl, gloo"),
+        ([*LLAMA, "--optimizer", "sgd"], "optimizer 'sgd': expected one of adamw, muon"),
         ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
         ([*LLAMA, "--memory-gb", "0"], "memory_gb 0: expected 0.001"),
         (

@@ -190,18 +190,21 @@ def test_two_nodes_whose_rails_differ(tmp_path: Path) -> None:
     assert not any(message.startswith(("group of", "rails differ")) for log in others for message in log)
 
 
+#: Of each rank, by the way in which it takes one.
+GPUS = {"one for all": [0, 0, 0, 0], "LOCAL_RANK's": [0, 1, 0, 1], "device_id's": [0, 0, 1, 1]}
+
+
 def broadcast_by(way: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Tell of a broadcast by groups whose ranks take their GPUs in one way, and of which kinds these are."""
-    gpus = {"one for all": [0, 0, 0, 0], "LOCAL_RANK's": [0, 1, 0, 1], "device_id's": [0, 0, 1, 1]}[way]
-    device = torch.device("cuda", gpus[rank])
+    """Tell of a broadcast by groups whose ranks take their GPUs in one way, and of their kinds and devices."""
+    device = torch.device("cuda", GPUS[way][rank])
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if way != "device_id's":
-        monkeypatch.setenv("LOCAL_RANK", str(gpus[rank]))
+        monkeypatch.setenv("LOCAL_RANK", str(device.index))
     kinds = []
 
     def make(*arguments: Any) -> Any:
         made = make_nccl(*arguments)
-        kinds.append(type(made).__name__)
+        kinds.append(f"{type(made).__name__} on {made.bound_device_id}")
         return made
 
     monkeypatch.setattr(register, "make_nccl", make)
@@ -224,12 +227,15 @@ def broadcast(rank: int, world_size: int, way: str) -> tuple[list[Any], list[str
 
 
 @cuda_worlds.on_fake_gpu
-@pytest.mark.parametrize("way", ["one for all", "LOCAL_RANK's", "device_id's"])
+@pytest.mark.parametrize("way", GPUS)
 @pytest.mark.parametrize("asked", ["", "0"])
 def test_both_kinds_of_torchs_nccl_are_world_backends(asked: str, way: str) -> None:
     env = {"FAKE_GPU_COUNT": "2", "ISTHMUS_NODES": "2x2"} | ({"TORCH_DIST_USE_NCCL2": asked} if asked else {})
-    kind = "ProcessGroupNCCL2" if hasattr(dist, "ProcessGroupNCCL2") and not asked else "ProcessGroupNCCL"
-    assert fake_gpu.run(broadcast, WORLD_SIZE, way, env=env) == [([3, 3, kind, kind], [])] * WORLD_SIZE
+    if hasattr(dist, "ProcessGroupNCCL2") and not asked:
+        kinds = [f"ProcessGroupNCCL2 on cuda:{gpu}" for gpu in GPUS[way]]
+    else:  # which is bound to none
+        kinds = ["ProcessGroupNCCL on None"] * WORLD_SIZE
+    assert fake_gpu.run(broadcast, WORLD_SIZE, way, env=env) == [([3, 3, kind, kind], []) for kind in kinds]
 
 
 HAS = Gpu(bus_id="0000:07:00.0")

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.benchmarks.convergence.results import read_results
 from isthmus.benchmarks.convergence.summary import half_width, summarise
+from isthmus.plan.assumptions import CodecSpeed, codec_speeds, weight_bits_at
 from support.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -271,3 +272,32 @@ def test_a_plan_stands_beside_what_the_h200_measured() -> None:
         assert measured == f"{seconds:.3f}".lstrip("0")
         assert short == f"{1 - float(predicted) / seconds:.0%} short"
         assert float(megabytes_sent) == pytest.approx(median(of["link_sent_bytes"]) / 1e6, abs=0.06)
+
+
+# --- What `isthmus plan --codec-speed cpu` takes
+
+
+def test_a_plan_has_the_speeds_of_codecs() -> None:
+    speeds, page = codec_speeds("cpu").by_codec, DOCS / "quant.md"
+    of_source = {name: float(speed) for name, speed, *_ in table(page, "", "GB/s of source, AVX2")}
+    for codec, name in (("none", "`none`"), ("tagc", "`tagc` 10x")):
+        assert speeds[codec] == CodecSpeed(of_source[f"{name} encode"], of_source[f"{name} decode"])
+    memcpy = re.search(r"memcpy's speed in the same run \(([\d.]+) GB/s", page.read_text())
+    assert memcpy
+    of_memcpy = {name: cells for name, *cells in table(page, "of memcpy, encode / decode", "SSE2", "AVX2")}
+    encode, decode = (float(memcpy[1]) * float(share) for share in of_memcpy["`quant` 4 bits"][1].split(" / "))
+    assert [speeds["quant"].encode_gb_s, speeds["quant"].decode_gb_s] == pytest.approx([encode, decode], abs=0.006)
+
+
+def test_a_plan_has_the_bits_and_the_speed_of_weights() -> None:
+    page = DOCS / "weight_updates.md"
+    bits = {name: cells for name, *cells in table(page, "learning rate", "1e-6", "1e-5", "1e-4", "3e-4", "1e-3")}
+    taken = [weight_bits_at(lr) for lr in (1e-6, 1e-5, 1e-4, 3e-4, 1e-3)]
+    assert taken == pytest.approx([float(cell) for cell in bits["`isthmus.weights`"]], abs=0.006)
+    timed = {name: cells for name, *cells in table(page, "bits; GB/s to encode, to apply", "1e-6", "1e-5", "1e-4")}
+    speed_at = [CodecSpeed(*map(float, cell.split("; ")[1].split(", "))) for cell in timed["`isthmus.weights`"]]
+    assert codec_speeds("cpu").by_codec["delta"] == CodecSpeed(2 * speed_at[2].encode_gb_s, 2 * speed_at[2].decode_gb_s)
+    ns = [1 / speed.encode_gb_s + 1 / speed.decode_gb_s for speed in speed_at[1:3]]  # of a byte that one other sends
+    words = " ".join((DOCS / "weights.md").read_text().split())
+    assert f"[{ns[0]:.1f} ns](weight_updates.md#bits) for a byte" in words
+    assert f"{ns[1]:.1f} at 1e-4. Over links faster than {8 / ns[0]:.1f} or {8 / ns[1]:.1f} Gbit/s" in words
