@@ -8,13 +8,15 @@ Usage: python tools/time_calls.py
 
 from __future__ import annotations
 
+import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
 
 CALLS, FIRST_CALLS = 300, 50
 ELEMENTS = 4096
@@ -34,10 +36,16 @@ def measure(call: Callable[[], Any], barrier: Callable[[], Any]) -> tuple[float,
     return statistics.quantiles(times, n=10)[0], statistics.median(times)
 
 
-def time_on(rank: int, store: str) -> None:
+def run_ranks(function: Callable[..., None], num_ranks: int, *arguments: Any) -> None:
+    """Call function(rank, address to meet at, *arguments) in one process for each rank, on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    multiprocessing.set_forkserver_preload(["torch", "isthmus"])
+    multiprocessing.start_processes(function, (address, *arguments), num_ranks, start_method="forkserver")
+
+
+def time_on(rank: int, address: str) -> None:
     """Run one rank; the first prints."""
-    import torch
-    import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
     import isthmus
@@ -45,7 +53,7 @@ def time_on(rank: int, store: str) -> None:
 
     torch.set_num_threads(1)
     options = isthmus.Options(nodes="2x2", weights="delta", min_elements=0, log="error")
-    dist.init_process_group("isthmus", init_method=f"file://{store}", rank=rank, world_size=4, pg_options=options)
+    dist.init_process_group("isthmus", init_method=address, rank=rank, world_size=4, pg_options=options)
     model = fully_shard(torch.nn.Linear(64, ELEMENTS // 64, bias=False))
     for _ in range(3):
         model(torch.randn(4, 64)).sum().backward()
@@ -68,10 +76,4 @@ def time_on(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        time_on(int(sys.argv[1]), sys.argv[2])
-        sys.exit()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__]
-        ranks = [subprocess.Popen([*command, str(rank), f"{folder}/store"]) for rank in range(4)]
-        sys.exit(max(rank.wait() for rank in ranks))
+    run_ranks(time_on, 4)
