@@ -126,17 +126,14 @@ def create(group: GroupRanks, given_options: Any, choose: Callable[[Nodes], Node
 
 def _assemble(group: GroupRanks, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
     node_of_rank = nodes.node_of_rank
-    intra = inter = flat = nccl = None
-    world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
-    if has_two_tiers(node_of_rank):
-        node, rail = tiers_of(group.rank, node_of_rank)
-        intra = gloo_tier(group, "intra", node)
-        if options.uses_mpi:
-            inter = mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], group.timeout)
-        else:
-            inter = gloo_tier(group, "inter", rail)
-        if options.is_flat:
-            flat = gloo_tier(group, "flat", list(range(group.size)))
+    tiers = inter = nccl = None
+    world = _borrowed_world(group, "cpu")
+    if world is None or has_two_tiers(node_of_rank):
+        tiers = gloo_tier(group, "world", list(range(group.size)))
+        world = world or tiers
+    if has_two_tiers(node_of_rank) and options.uses_mpi:
+        _, rail = tiers_of(group.rank, node_of_rank)
+        inter = mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], group.timeout)
     if not no_cuda:
         nccl = _borrowed_world(group, "cuda") or make_nccl(
             PrefixStore("nccl", group.store), group.rank, group.global_ranks, group.timeout, group.name, group.device
@@ -150,9 +147,8 @@ def _assemble(group: GroupRanks, options: _C.Options, nodes: Nodes, no_cuda: str
         node_of_rank=node_of_rank,
         node_map_source=nodes.origin,
         world=world,
-        intra=intra,
+        tiers=tiers,
         inter=inter,
-        flat=flat,
         cuda_world=nccl,
         cuda_store=PrefixStore("tiers", group.store),
         no_cuda=no_cuda,

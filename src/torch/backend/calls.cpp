@@ -9,6 +9,7 @@
 
 #include "torch/backend/backend.h"
 #include "torch/base/tensors.h"
+#include "torch/sides/c10d_transport.h"
 #include "torch/works/stand_ins.h"
 
 namespace isthmus::torch_backend {
@@ -34,6 +35,11 @@ BorderTraffic crossing_parts(const Border& border, const std::vector<int64_t>& s
     crossing += border.receive(received_bytes[peer], static_cast<int>(peer));
   }
   return crossing;
+}
+
+void require_tag_of_callers(const char* call, int tag) {
+  TORCH_CHECK_VALUE(tag < kFirstOwnTag, "isthmus: ", call, " with tag ", tag, ": expected 0 to ", kFirstOwnTag - 1,
+                    ": the group's tiers use the ones above");
 }
 
 }  // namespace
@@ -263,18 +269,21 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
 }
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
+  require_tag_of_callers("send", tag);
   Side& side = arrived("send", tensors, /*is_collective=*/false);
   return forward(side, "send", border_.send(payload_bytes(tensors), destination),
                  [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
+  require_tag_of_callers("recv", tag);
   Side& side = arrived("recv", tensors, /*is_collective=*/false);
   return forward(side, "recv", border_.receive(payload_bytes(tensors), source),
                  [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
+  require_tag_of_callers("recv", tag);
   Side& side = arrived("recvAnysource", tensors, /*is_collective=*/false);
   return forward(side, "recvAnysource", {},  // nobody knows yet from where
                  [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });

@@ -265,15 +265,15 @@ py::dict to_dict(const BackendStats& stats) {
 
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
-                                                std::string node_map_source, BackendPtr world, TierParts intra,
-                                                TierParts inter, TierParts flat, BackendPtr cuda_world,
+                                                std::string node_map_source, BackendPtr world, BackendPtr tiers,
+                                                std::shared_ptr<MessageTransport> inter, BackendPtr cuda_world,
                                                 c10::intrusive_ptr<c10d::Store> cuda_store, std::string no_cuda,
                                                 bool covers_job, bool beyond_job, bool owns_worlds) {
-  return c10::make_intrusive<BackendIsthmus>(BackendParts{
-      std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
-      CpuParts{std::move(world), std::move(intra), std::move(inter), std::move(flat)},
-      CudaParts{std::move(cuda_world), std::move(cuda_store)}, std::move(no_cuda), covers_job, beyond_job,
-      owns_worlds});
+  return c10::make_intrusive<BackendIsthmus>(
+      BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
+                   std::move(node_map_source), CpuParts{std::move(world), std::move(tiers), std::move(inter)},
+                   CudaParts{std::move(cuda_world), std::move(cuda_store)}, std::move(no_cuda), covers_job, beyond_job,
+                   owns_worlds});
 }
 
 void bind_backend(py::module_& module) {
@@ -283,7 +283,7 @@ void bind_backend(py::module_& module) {
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
-           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a,
+           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "tiers"_a, "inter"_a = py::none(),
            "cuda_world"_a = py::none(), "cuda_store"_a = py::none(), "no_cuda"_a = "", "covers_job"_a = true,
            "beyond_job"_a = false, "owns_worlds"_a = true)
       .def_property_readonly("options",

@@ -13,8 +13,12 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// All tags of data are below this one. Nobody sends a message with it: close_connections() waits for one.
-constexpr int kAbortTag = 1 << 24;
+// Nobody sends a message with it: close_connections() waits for one.
+constexpr int kAbortTag = INT_MAX;
+
+int place_of(int rank, const std::vector<int>& ranks) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
 
 at::Tensor as_tensor(ConstBuffer buffer) {
   return at::from_blob(const_cast<void*>(buffer.data), {buffer.bytes()}, at::kByte);
@@ -49,12 +53,14 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   };
 
   void post_receive(int peer, Buffer buffer) override {
-    post("receiving from", peer, buffer,
-         [&](std::vector<at::Tensor>& tensors) { return transport_.backend_->recv(tensors, peer, tag(buffer)); });
+    post("receiving from", peer, buffer, [&](std::vector<at::Tensor>& tensors) {
+      return transport_.backend_->recv(tensors, transport_.ranks_[peer], tag(buffer));
+    });
   }
   void post_send(int peer, ConstBuffer buffer) override {
-    post("sending to", peer, buffer,
-         [&](std::vector<at::Tensor>& tensors) { return transport_.backend_->send(tensors, peer, tag(buffer)); });
+    post("sending to", peer, buffer, [&](std::vector<at::Tensor>& tensors) {
+      return transport_.backend_->send(tensors, transport_.ranks_[peer], tag(buffer));
+    });
   }
 
   template <typename Start>
@@ -66,8 +72,8 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   }
 
   int tag(ConstBuffer buffer) const {
-    const auto hash = StableHash().add(to_string(operation())).add(number_).add(buffer.bytes());
-    return static_cast<int>(hash.value() % kAbortTag);
+    const auto hash = StableHash().add(transport_.tier()).add(to_string(operation())).add(number_).add(buffer.bytes());
+    return kFirstOwnTag + static_cast<int>(hash.value() % (kAbortTag - kFirstOwnTag));
   }
 
   std::chrono::milliseconds remaining() const {
@@ -97,23 +103,14 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   std::vector<Message> messages_;
 };
 
-C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
-                             const std::vector<int>& node_of_rank)
-    : MessageTransport(std::move(tier), backend->getRank(), std::move(global_ranks), node_of_rank),
-      backend_(std::move(backend)) {
-  ISTHMUS_CHECK(Error, size() == backend_->getSize(), this->tier(), " tier of ", backend_->getSize(), " ranks got ",
-                size());
-}
+C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<int> ranks,
+                             std::vector<int> global_ranks, const std::vector<int>& node_of_rank)
+    : MessageTransport(std::move(tier), place_of(backend->getRank(), ranks), std::move(global_ranks), node_of_rank),
+      backend_(std::move(backend)),
+      ranks_(std::move(ranks)) {}
 
 std::unique_ptr<MessageTransport::Exchange> C10dTransport::start_exchange(Operation operation) {
   return std::make_unique<Messages>(*this, operation);
-}
-
-void C10dTransport::abort() {
-  if (aborted_.exchange(true) || size() < 2) {
-    return;
-  }
-  close_connections(*backend_);
 }
 
 void close_connections(c10d::Backend& backend) {

@@ -23,36 +23,29 @@ bool is_refusal(const std::exception& error, const Communicator* communicator) {
 }
 
 CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters)
-    : group_(group), faults_(faults), counters_(counters), world_(parts.world) {
+    : group_(group), faults_(faults), counters_(counters), world_(parts.world), tiers_(parts.tiers) {
   if (group_.two_tier()) {
     const NodeMap& map = group_.map;
+    ISTHMUS_CHECK(Error, tiers_ != nullptr && tiers_->getSize() == group_.size, "no backend of ", group_.size,
+                  " ranks for the tiers");
     Tiers tiers;
-    tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
-    tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
-    tiers.flat = make_tier("flat", parts.flat, map.all_ranks());
+    tiers.intra = make_tier("intra", map.node_ranks(map.node(group_.rank)));
+    tiers.inter = parts.inter ? transports_.emplace_back(parts.inter)
+                              : make_tier("inter", map.rail_ranks(map.local_index(group_.rank)));
+    tiers.flat = group_.options.is_flat() ? make_tier("flat", map.all_ranks()) : nullptr;
     communicator_ = std::make_shared<Communicator>(map, group_.rank, tiers, group_.options,
                                                    make_host_device(PhaseRanges{begin_range, end_range}));
   }
 }
 
-std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const TierParts& parts,
-                                                     const std::vector<int>& group_ranks) {
-  std::shared_ptr<MessageTransport> transport;
-  if (const auto* own = std::get_if<std::shared_ptr<MessageTransport>>(&parts)) {
-    transport = *own;
-  } else if (const auto& backend = std::get<BackendPtr>(parts)) {
-    std::vector<int> global_ranks;
-    std::vector<int> nodes;
-    for (const int rank : group_ranks) {
-      global_ranks.push_back(group_.global_ranks[rank]);
-      nodes.push_back(group_.map.node(rank));
-    }
-    transport = std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), nodes);
+std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const std::vector<int>& ranks) {
+  std::vector<int> global_ranks;
+  std::vector<int> nodes;
+  for (const int rank : ranks) {
+    global_ranks.push_back(group_.global_ranks[rank]);
+    nodes.push_back(group_.map.node(rank));
   }
-  if (transport) {
-    transports_.push_back(transport);
-  }
-  return transport;
+  return transports_.emplace_back(std::make_shared<C10dTransport>(name, tiers_, ranks, std::move(global_ranks), nodes));
 }
 
 void CpuSide::start() {
@@ -270,12 +263,12 @@ void CpuSide::run_at_end(const std::function<void(Communicator&)>& action) {
 void CpuSide::abort() {
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Communicator> communicator = communicator_;
-  const BackendPtr world = world_;
+  const BackendPtr own = group_.owns_worlds ? world_ : tiers_;
   lock.unlock();
   // In threads: Gloo may wait for ever for a rank that was lost before it connected (TORCH_GLOO_LAZY_INIT).
   std::vector<std::function<void()>> ends;
-  if (world && group_.owns_worlds) {
-    ends.emplace_back([world] { close_connections(*world); });
+  if (own) {
+    ends.emplace_back([own] { close_connections(*own); });
   }
   communicator ? communicator->abort(std::move(ends)) : void(run_in_threads(std::move(ends), kAbortPatience));
 }
@@ -285,6 +278,7 @@ void CpuSide::shutdown() {
   const auto communicator = std::move(communicator_);
   const auto transports = std::exchange(transports_, {});
   const auto world = std::exchange(world_, nullptr);
+  const auto backend_of_tiers = std::exchange(tiers_, nullptr);
   lock.unlock();  // the connections close without the lock
 }
 

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <variant>
 #include <vector>
 
 #include "torch/base/call_counters.h"
@@ -19,19 +18,15 @@
 
 namespace isthmus::torch_backend {
 
-// A tier is an ordinary backend or another kind of transport; a null one has one rank.
-using TierParts = std::variant<BackendPtr, std::shared_ptr<MessageTransport>>;
-
 struct CpuParts {
   BackendPtr world;
-  TierParts intra;
-  TierParts inter;
-  TierParts flat;
+  BackendPtr tiers;  // of all ranks; carries the tiers, if there are two: `world`, if it is owned
+  std::shared_ptr<MessageTransport> inter;  // the tier between nodes; null: one over `tiers`
 };
 
 // One worker thread runs operations in two tiers, in the order of their calls. It alone uses the tiers and, between
-// collectives, the communicator. Callers' threads call the world backend, and callbacks of Futures run on their own
-// threads.
+// collectives, the communicator. Callers' threads call the world backend, over whose connections tiers send, too, and
+// callbacks of Futures run on their own threads.
 //
 // `mutex_` guards the queue and the members that shutdown() takes away. The locks of the counters, FaultWatch and the
 // communicator are the only ones taken under it. Jobs run without it.
@@ -91,8 +86,7 @@ class CpuSide final : public Side {
     double waited_ = 0;
   };
 
-  std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
-                                              const std::vector<int>& group_ranks);
+  std::shared_ptr<MessageTransport> make_tier(const char* name, const std::vector<int>& ranks);
   WorkPtr queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()> run, bool is_collective);
   bool idle() const { return tasks_.empty() && !running_; }  // the caller holds mutex_
   void run_worker();
@@ -108,6 +102,7 @@ class CpuSide final : public Side {
   std::condition_variable wakes_;                              // notified on a new task and on stopping_
   std::condition_variable idle_;                               // notified when idle() while stopping_
   BackendPtr world_;                                           // null after shutdown
+  BackendPtr tiers_;                                           // null after shutdown, or without two tiers
   std::vector<std::shared_ptr<MessageTransport>> transports_;  // the worker reads them without the lock
   std::shared_ptr<Communicator> communicator_;                 // the same; null without two tiers
   std::deque<Task> tasks_;

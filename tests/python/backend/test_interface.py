@@ -69,6 +69,25 @@ def works_under_way_leave_torchs_table_when_they_are_waited_for() -> None:
 
 
 @table
+def messages_of_callers_pass_those_of_tiers() -> None:
+    group = make_group()
+    rank, peer = dist.get_rank(), dist.get_rank() ^ 2  # on the other node
+    work = gradient(group, async_op=True)
+    for tag in (0, (1 << 31) - (1 << 24) - 2):  # the lowest and the highest
+        sent, arrived = torch.full((3,), float(rank)), torch.empty(3)
+        sending = dist.isend(sent, group=group, group_dst=peer, tag=tag)
+        assert dist.recv(arrived, group=group, tag=tag) == peer  # from anybody
+        assert torch.equal(arrived, torch.full((3,), float(peer)))
+        assert sending is not None
+        sending.wait()
+    assert work is not None
+    work.wait()
+    for call in (dist.isend, dist.irecv):
+        with pytest.raises(ValueError, match=r"tag 2130706431: expected 0 to 2130706430"):
+            call(torch.ones(3), peer, group=group, tag=(1 << 31) - (1 << 24) - 1)
+
+
+@table
 def sequence_numbers_count_collectives_of_both_paths() -> None:
     group = make_group()
     backend = backend_of(group)

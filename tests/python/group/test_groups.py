@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,33 @@ def subgroups_have_node_maps_of_their_own() -> None:
             assert node_map(group) == expected
             reduce_scatter_works(group)
     dist.barrier()
+
+
+def sockets() -> tuple[int, int]:
+    """Count the ports that this process listens on, and its connections over TCP."""
+    own = {os.readlink(descriptor) for descriptor in Path("/proc/self/fd").iterdir() if descriptor.is_symlink()}
+    rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/self/net/{kind}").read_text().splitlines()]
+    states = [row[3] for row in rows if f"socket:[{row[9]}]" in own]
+    return states.count("0A"), states.count("01")
+
+
+@table
+def tiers_send_over_the_connections_of_their_group() -> None:
+    """A rank listens on one port for each group, and has one connection to each other rank of it."""
+    opened = []
+    for options in (isthmus.Options(), isthmus.Options(tiers="flat")):
+        for members in ([0, 1], [0, 2], [0, 1, 2, 3]):
+            ports, connections = sockets()
+            dist.barrier()
+            group = dist.new_group(members, pg_options=options)
+            if dist.get_rank() in members:
+                reduce_scatter_works(group)
+                ports_then, connections_then = sockets()
+                opened.append((ports_then - ports, connections_then - connections - len(members) + 1))
+                dist.destroy_process_group(group)
+            del group
+            dist.barrier()
+    assert set(opened) == {(1, 0)}
 
 
 @table
