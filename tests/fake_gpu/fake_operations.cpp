@@ -219,7 +219,7 @@ void add_uses(const Operation& operation, std::vector<test::MemoryUse>& uses) {
   }
 }
 
-// Operations of one communicator in one stream are one kernel.
+// Operations of one communicator in one stream are one kernel, which is named after the last.
 void note_launches(const std::vector<Operation>& operations) {
   std::map<std::pair<const Communicator*, cudaStream_t>, std::vector<const Operation*>> kernels;
   for (const Operation& operation : operations) {
@@ -231,7 +231,7 @@ void note_launches(const std::vector<Operation>& operations) {
     for (const Operation* operation : of_kernel) {
       add_uses(*operation, uses);
     }
-    trace_work(of_kernel.front()->pattern->name, place.second, uses);
+    trace_work(of_kernel.back()->pattern->name, place.second, uses);
   }
 }
 
