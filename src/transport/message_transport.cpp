@@ -15,8 +15,8 @@ namespace {
 // sum = the parts of all ranks in rank order, in sum's type. part_of(rank) returns a rank's part.
 template <typename PartOf>
 void sum_in_rank_order(int size, Buffer sum, const PartOf& part_of) {
-  convert(part_of(0), sum);
-  for (int rank = 1; rank < size; ++rank) {
+  size > 1 ? add(part_of(0), part_of(1), sum) : convert(part_of(0), sum);
+  for (int rank = 2; rank < size; ++rank) {
     accumulate(part_of(rank), sum);
   }
 }
