@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "counted"
-LAST = "isthmus::accumulate("
+LAST = "isthmus::add("
 # An editable install keeps the path of its folder; a clone may be called isthmus, and hold torch.
 PACKAGES = tuple(f"{ROOT / folder}/" for folder in ("python/isthmus", "benchmarks"))
 

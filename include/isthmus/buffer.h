@@ -88,4 +88,8 @@ void convert_scaled(ConstBuffer in, double scale, Buffer out);
 // accumulator[i] += in[i], in the accumulator's type, which is accumulate_dtype(in.dtype).
 void accumulate(ConstBuffer in, Buffer accumulator);
 
+// What convert(first, sum) and then accumulate(second, sum) make of `sum`, in one pass over the memory. Both have one
+// type, and the same memory is neither of them and `sum`.
+void add(ConstBuffer first, ConstBuffer second, Buffer sum);
+
 }  // namespace isthmus

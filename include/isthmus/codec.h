@@ -147,6 +147,9 @@ class HostCodec : public Codec {
   // piece's type. Errors are those of decode_shard().
   virtual CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                  Workspace workspace) = 0;
+
+  // decode_each() for one packet. This one clears `out` and calls decode_sum().
+  virtual CodecCounts decode(ConstBuffer packet, Buffer out, PacketContext context, Workspace workspace);
 };
 
 // Makes the CPU codec that `options` name. wire_dtype: the type of the reduced tensor, in which codec `none` sends

@@ -37,8 +37,10 @@ inline int64_t encode(int bits, uint64_t seed, int64_t first_block, int64_t num_
   return encode_them(bits, seed, first_block, num_groups, piece, residual, scales, words, level);
 }
 
-inline void decode_add(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,
-                       const uint32_t* words, float* out) {
+// kAdds: to what stands in `out`; else to zero.
+template <bool kAdds>
+void decode_blocks(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,
+                   const uint32_t* words, float* out) {
   const Quantizer quantizer(bits);
   for_each_block(num_groups, [&](int64_t block, int groups) {
     float* first = out + block * kQuantBlockElements;
@@ -47,12 +49,13 @@ inline void decode_add(int bits, uint64_t seed, int64_t first_block, int64_t num
                  block_words, [=](int row, VectorFloat value, bool present) {
                    float* place = first + int64_t{row} * kQuantLanes;
                    prefetch(place);
-                   VectorLanes::store(VectorLanes::load(place, present) + value, place, present);
+                   const VectorFloat before = kAdds ? VectorLanes::load(place, present) : VectorFloat{};
+                   VectorLanes::store(before + value, place, present);
                  });
   });
 }
 
-constexpr QuantKernels kKernels = {.encode = encode, .decode_add = decode_add};
+constexpr QuantKernels kKernels = {.encode = encode, .decode = decode_blocks<false>, .decode_add = decode_blocks<true>};
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE
 

@@ -124,6 +124,18 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
 }
 
 CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
+  decode_packets(packets, num_packets, out, context, /*adds=*/true);
+  return {};
+}
+
+CodecCounts QuantCodec::decode(ConstBuffer packet, Buffer out, PacketContext context, Workspace) {
+  decode_packets(packet, 1, out, context, /*adds=*/false);
+  return {};
+}
+
+// adds: to what stands in `out`; else the first packet replaces it, as if added to zeros.
+void QuantCodec::decode_packets(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                                bool adds) const {
   const QuantShape shape = quant_shape(out.num_elements);
   const QuantLayout layout = quant_layout(bits_, shape);
   check_float32_sum(name(), out);
@@ -142,10 +154,10 @@ CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer 
   }
   for_each_tile(bits_, shape, layout, [&](const Tile& tile) {
     for (int p = 0; p < num_packets; ++p) {
-      kernel.decode_add(bits_, seeds[p], tile.first_block, tile.num_groups,
-                        reinterpret_cast<const uint16_t*>(packet_at(p) + tile.scales),
-                        reinterpret_cast<const uint32_t*>(packet_at(p) + tile.codes),
-                        out.as<float>() + tile.first_element);
+      const auto decode = adds || p > 0 ? kernel.decode_add : kernel.decode;
+      decode(bits_, seeds[p], tile.first_block, tile.num_groups,
+             reinterpret_cast<const uint16_t*>(packet_at(p) + tile.scales),
+             reinterpret_cast<const uint32_t*>(packet_at(p) + tile.codes), out.as<float>() + tile.first_element);
       checksums[p].add(packet_at(p) + tile.codes, tile.codes_end - tile.codes);
     }
   });
@@ -153,14 +165,13 @@ CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer 
   for (int p = 0; p < num_packets; ++p) {
     const auto* tail = reinterpret_cast<const float*>(packet_at(p) + layout.tail);
     for (int64_t i = 0; i < shape.tail_elements; ++i) {
-      sums[i] += tail[i];
+      sums[i] = (adds || p > 0 ? sums[i] : 0) + tail[i];
     }
     const uint64_t checksum = checksums[p].value() + checksum_beside_codes(packet_at(p), layout);
     if (checksum != headers[p].checksum) {
       throw_wrong_checksum(headers[p], checksum);
     }
   }
-  return {};
 }
 
 }  // namespace isthmus

@@ -21,8 +21,11 @@ class QuantCodec final : public HostCodec {
                      Workspace workspace) override;
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                          Workspace workspace) override;
+  CodecCounts decode(ConstBuffer packet, Buffer out, PacketContext context, Workspace workspace) override;
 
  private:
+  void decode_packets(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, bool adds) const;
+
   int bits_;
   bool keeps_residual_;
 };

@@ -54,6 +54,10 @@ struct QuantKernels {
   int64_t (*encode)(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
                     float* residual, uint16_t* scales, uint32_t* words, uint32_t& level);
 
+  // out = the packet's values, as if added to zeros.
+  void (*decode)(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,
+                 const uint32_t* words, float* out);
+
   // out += the packet's values.
   void (*decode_add)(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,
                      const uint32_t* words, float* out);

@@ -26,12 +26,15 @@ CodecCounts HostCodec::decode_each(ConstBuffer packets, int num_packets, Buffer 
                                    Workspace workspace) {
   CodecCounts counts;
   for (int packet = 0; packet < num_packets; ++packet) {
-    const Buffer part = out.part(packet, out.num_elements / num_packets);
-    std::memset(part.data, 0, static_cast<size_t>(part.bytes()));
-    counts += decode_sum(packets.part(packet, packets.num_elements / num_packets), 1, part, context.of_packet(packet),
-                         workspace);
+    counts += decode(packets.part(packet, packets.num_elements / num_packets),
+                     out.part(packet, out.num_elements / num_packets), context.of_packet(packet), workspace);
   }
   return counts;
+}
+
+CodecCounts HostCodec::decode(ConstBuffer packet, Buffer out, PacketContext context, Workspace workspace) {
+  std::memset(out.data, 0, static_cast<size_t>(out.bytes()));
+  return decode_sum(packet, 1, out, context, workspace);
 }
 
 CodecCounts HostCodec::encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) {

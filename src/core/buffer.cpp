@@ -67,9 +67,25 @@ void accumulate_loop(const In* __restrict in, Sum* __restrict sum, int64_t count
   }
 }
 
+template <typename In, typename Sum>
+void add_loop(const In* __restrict first, const In* __restrict second, Sum* __restrict sum, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    sum[i] = static_cast<Sum>(widen(first[i])) + static_cast<Sum>(widen(second[i]));
+  }
+}
+
 void check_equal_length(const char* what, ConstBuffer in, ConstBuffer out) {
   ISTHMUS_CHECK(Error, in.num_elements == out.num_elements, what, ": ", in.num_elements, " elements into ",
                 out.num_elements);
+}
+
+template <typename In>
+using SumOf = std::conditional_t<std::is_same_v<In, double>, double, float>;
+
+void check_sum(const char* what, ConstBuffer in, ConstBuffer sum) {
+  check_equal_length(what, in, sum);
+  ISTHMUS_CHECK(Error, sum.dtype == accumulate_dtype(in.dtype), what, ": ", to_string(in.dtype), " into ",
+                to_string(sum.dtype), ", which must be ", to_string(accumulate_dtype(in.dtype)));
 }
 
 }  // namespace
@@ -97,12 +113,17 @@ void convert_scaled(ConstBuffer in, double scale, Buffer out) {
 }
 
 void accumulate(ConstBuffer in, Buffer accumulator) {
-  check_equal_length("accumulate", in, accumulator);
-  ISTHMUS_CHECK(Error, accumulator.dtype == accumulate_dtype(in.dtype), "accumulate: ", to_string(in.dtype), " into ",
-                to_string(accumulator.dtype), ", which must be ", to_string(accumulate_dtype(in.dtype)));
-  with_number_type(in.dtype, [&]<typename In>(In) {
-    using Sum = std::conditional_t<std::is_same_v<In, double>, double, float>;
-    accumulate_loop(in.as<In>(), accumulator.as<Sum>(), in.num_elements);
+  check_sum("accumulate", in, accumulator);
+  with_number_type(
+      in.dtype, [&]<typename In>(In) { accumulate_loop(in.as<In>(), accumulator.as<SumOf<In>>(), in.num_elements); });
+}
+
+void add(ConstBuffer first, ConstBuffer second, Buffer sum) {
+  check_sum("add", first, sum);
+  check_sum("add", second, sum);
+  ISTHMUS_CHECK(Error, first.dtype == second.dtype, "add: ", to_string(first.dtype), " and ", to_string(second.dtype));
+  with_number_type(first.dtype, [&]<typename In>(In) {
+    add_loop(first.as<In>(), second.as<In>(), sum.as<SumOf<In>>(), sum.num_elements);
   });
 }
 

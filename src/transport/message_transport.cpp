@@ -15,8 +15,8 @@ namespace {
 // sum = the parts of all ranks in rank order, in sum's type. part_of(rank) returns a rank's part.
 template <typename PartOf>
 void sum_in_rank_order(int size, Buffer sum, const PartOf& part_of) {
-  convert(part_of(0), sum);
-  for (int rank = 1; rank < size; ++rank) {
+  size > 1 ? add(part_of(0), part_of(1), sum) : convert(part_of(0), sum);
+  for (int rank = 2; rank < size; ++rank) {
     accumulate(part_of(rank), sum);
   }
 }
@@ -94,6 +94,35 @@ class MessageTransport::DirectExchange final : public Handle {
   const std::function<ConstBuffer(int)> part_to_;
   const std::function<Buffer(int)> part_from_;
   int next_round_ = 1;  // also how far away this round's peers are
+  std::unique_ptr<Exchange> exchange_;
+};
+
+// Every rank starts with part rank() of `data` and ends with all. wait() starts all steps but the first.
+class MessageTransport::RingGather final : public Handle {
+ public:
+  RingGather(MessageTransport& transport, Buffer data) : transport_(transport), data_(data) { start_next_step(); }
+
+  void wait(Stream stream) override {
+    while (exchange_ != nullptr) {
+      exchange_->wait(stream);
+      start_next_step();
+    }
+  }
+
+ private:
+  void start_next_step() {
+    const int size = transport_.size();
+    const int sent = (transport_.rank() - step_ + size) % size;
+    exchange_ = ++step_ < size ? transport_.start_exchange(Operation::kAllGather) : nullptr;
+    if (exchange_ != nullptr) {
+      exchange_->receive(transport_.neighbour(-1), data_.part((sent - 1 + size) % size, data_.num_elements / size));
+      exchange_->send(transport_.neighbour(1), data_.part(sent, data_.num_elements / size));
+    }
+  }
+
+  MessageTransport& transport_;
+  const Buffer data_;
+  int step_ = 0;
   std::unique_ptr<Exchange> exchange_;
 };
 
@@ -200,8 +229,7 @@ HandlePtr MessageTransport::all_gather(ConstBuffer in, Buffer out, Stream /*stre
     std::memcpy(own.data, in.data, static_cast<size_t>(in.bytes()));
   }
   if (spans_nodes_) {
-    ring_gather(out);
-    return std::make_unique<CompletedHandle>();
+    return std::make_unique<RingGather>(*this, out);
   }
   return std::make_unique<DirectExchange>(
       *this, Operation::kAllGather, [=](int /*peer*/) { return in; },
@@ -243,17 +271,6 @@ void MessageTransport::ring_reduce_scatter(ConstBuffer in, Buffer out) {
   convert(part_buffer(sent), out);
   give_scratch(std::move(sent));
   give_scratch(std::move(received));
-}
-
-// Every rank starts with part rank() of `data` and ends with all.
-void MessageTransport::ring_gather(Buffer data) {
-  const int64_t part_elements = data.num_elements / size();
-  for (int step = 0; step + 1 < size(); ++step) {
-    const auto exchange = start_exchange(Operation::kAllGather);
-    exchange->receive(neighbour(-1), data.part((rank() - step - 1 + size()) % size(), part_elements));
-    exchange->send(neighbour(1), data.part((rank() - step + size()) % size(), part_elements));
-    exchange->wait();
-  }
 }
 
 HandlePtr MessageTransport::compare_units(uint64_t hash, const std::string& unit) {

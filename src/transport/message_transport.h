@@ -28,7 +28,8 @@ const char* to_string(Operation operation);
 //
 // In a tier that spans nodes with several ranks each ("flat") data goes around a ring, from r to r + 1, so that with
 // block placement only one edge leaves each node. Sums follow the order of the ring, and partial sums travel in the
-// accumulate type. all_gather takes the ring in every tier that spans nodes. These are done when the call returns.
+// accumulate type; the reduce-scatter is done when the call returns. all_gather takes the ring in every tier that spans
+// nodes.
 class MessageTransport : public Transport {
  public:
   int rank() const final { return rank_; }
@@ -82,10 +83,10 @@ class MessageTransport : public Transport {
  private:
   class DirectExchange;
   class DirectReduceScatter;
+  class RingGather;
   class UnitComparison;
 
   void ring_reduce_scatter(ConstBuffer in, Buffer out);
-  void ring_gather(Buffer data);
   int neighbour(int distance) const { return (rank() + distance + size()) % size(); }
   void count_sent(int peer, int64_t bytes);
   std::vector<std::byte> take_scratch(int64_t bytes);

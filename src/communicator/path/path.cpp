@@ -57,14 +57,22 @@ void Path::run_for_owners(Transport& tier, const std::vector<int>& owners, Strea
   }
 }
 
+void Path::wait_on_host(Run& run, Phase phase, const HandlePtr& handle, const EventPtr& done) const {
+  if (handle != nullptr && device_.is_host()) {
+    const Step step(run, phase, Lane::kInter, &CollectiveStats::exchange_s, done);
+    handle->wait(run.tail());
+  }
+}
+
 void Path::all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const {
   const ConstBuffer gradient = in_equal_chunks(run, data);
   const Buffer result = run.take(tiers_.chunk_elements(data.num_elements), accumulate_dtype(data.dtype));
   reduce_scatter(run, plan, gradient, result);
   const Buffer packet = encode_result(run, plan, result);
   const Buffer packets = run.take(tiers_.world_size() * packet.num_elements, DataType::kByte);
-  gather(run, packet, packets);
-  decode_result(run, plan, packets, data);
+  gather(run, packet, packets,
+         [&](int first, int count) { decode_result(run, plan, packets, first, count, result, data); });
+  coder_.count_packets(run, plan, PacketUse::kArrivedResult);
 }
 
 // Returns `data`, or a copy that zeros extend until the ranks divide it.
@@ -100,8 +108,9 @@ Buffer Path::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer resu
 
 // Every rank, also the owner, decodes each chunk from its packet, so that all have the same bits. A GPU decodes all
 // packets at once, on another lane than pieces: those of the next unit do not wait for this unit's gather. The CPU
-// decodes one after another, which takes less memory.
-void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const {
+// decodes one after another, where need be into `spare`, a chunk that it is done with.
+void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, int first_node, int num_nodes,
+                         Buffer spare, Buffer data) const {
   const Lane lane = lane_of(PacketUse::kArrivedResult);
   run.admit_output(lane);
   const Step step(run, Phase::kDecodeResult, lane, &CollectiveStats::decode_s);
@@ -113,11 +122,12 @@ void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packet
   const DataType decoded_dtype = accumulate_dtype(data.dtype);
   const bool all_fit = data.dtype == decoded_dtype && data.num_elements == chunk * num_packets &&
                        (at_once == 1 || tiers_.map().block_placement());
-  const Buffer stand_in = all_fit ? Buffer{} : run.take(at_once * chunk, decoded_dtype);
+  const Buffer stand_in = all_fit || at_once == 1 ? spare : run.take(at_once * chunk, decoded_dtype);
   const Workspace workspace = run.workspace(codec.decode_each_scratch_bytes(chunk, at_once));
   PacketContext context = coder_.context_for(plan, PacketUse::kArrivedResult, 0);
   context.packets_of_sender = tiers_.ranks_per_node();
-  for (int first = 0; first < num_packets; first += at_once) {
+  const int end = (first_node + num_nodes) * tiers_.ranks_per_node();
+  for (int first = first_node * tiers_.ranks_per_node(); first < end; first += at_once) {
     const Buffer place = place_of_packets(first, at_once, chunk, data);
     const bool fits = place.num_elements == at_once * chunk && place.dtype == decoded_dtype;
     const Buffer decoded = fits ? place : stand_in;
@@ -128,7 +138,6 @@ void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packet
       device_.convert(decoded.part(packet, chunk).slice(0, own_place.num_elements), own_place, run.tail());
     }
   }
-  coder_.count_packets(run, plan, PacketUse::kArrivedResult);
 }
 
 // Where the chunks of `count` packets, which lie node by node, belong in the result; empty if they are not neighbours
@@ -160,30 +169,43 @@ void Path::all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer 
 }
 
 // Gathers the shards of all ranks, node by node. A GPU gathers its own node's shards beside the exchange between nodes.
-// The host must not: it would write a shard that stands in its place in the result while the shard is sent.
-void Path::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
-  const bool beside = !device_.is_host() && tiers_.num_nodes() > 1 && tiers_.ranks_per_node() > 1;
+// The host does so for an all-reduce, and hands them over while the others cross. For all_gather() it must not: it
+// would write a shard that stands in its place in the result while the shard is sent.
+void Path::gather(Run& run, ConstBuffer shard, Buffer by_node, const Arrived& arrived) const {
+  const int node = tiers_.node();
+  const int num_nodes = tiers_.num_nodes();
+  const bool beside = (!device_.is_host() || arrived) && num_nodes > 1 && tiers_.ranks_per_node() > 1;
+  const bool own_first = beside && device_.is_host();
   const EventPtr ready = run.event();
-  const ConstBuffer rail = gather_along_rail(run, shard, by_node);
-  const EventPtr crossed = run.event();
+  const RailCrossing rail = gather_along_rail(run, shard, by_node);
   if (beside) {
     const Step step(run, Phase::kIntraAllGather, tiers_.gather_intra_lane(), &CollectiveStats::intra_s, ready);
-    const Buffer own = by_node.part(tiers_.node(), tiers_.ranks_per_node() * shard.num_elements);
+    const Buffer own = by_node.part(node, tiers_.ranks_per_node() * shard.num_elements);
     tiers_.gather_intra().all_gather(shard, own, run.tail())->wait(run.tail());
   }
-  gather_within_node(run, rail, /*with_own=*/!beside, by_node, crossed);
+  if (own_first) {
+    arrived(node, 1);
+  }
+  wait_on_host(run, Phase::kInterAllGather, rail.handle, rail.done);
+  gather_within_node(run, rail.shards, /*with_own=*/!beside, by_node, rail.done);
+  if (own_first) {
+    arrived(0, node);
+    arrived(node + 1, num_nodes - node - 1);
+  } else if (arrived) {
+    arrived(0, num_nodes);
+  }
 }
 
-// Returns the shards of this rail, by node. With one rank a node this is the whole result, and it stands in `by_node`.
-ConstBuffer Path::gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const {
+// With one rank a node this is the whole result, and it stands in `by_node`.
+Path::RailCrossing Path::gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const {
   if (tiers_.num_nodes() == 1) {
-    return shard;
+    return {shard, nullptr, run.event()};
   }
   const Step step(run, Phase::kInterAllGather, tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
   const Buffer rail =
       tiers_.ranks_per_node() == 1 ? by_node : run.take(tiers_.num_nodes() * shard.num_elements, shard.dtype);
-  tiers_.gather_inter().all_gather(shard, rail, run.tail())->wait(run.tail());
-  return rail;
+  HandlePtr handle = tiers_.gather_inter().all_gather(shard, rail, run.tail());
+  return {rail, std::move(handle), run.event()};
 }
 
 // Gathers the rail's shards (`rail`, by node) within the node, after `ready`. with_own: also this node's own shards.

@@ -49,6 +49,8 @@ class Path {
   // Starts `first`, where it is given, and an operation of a tier for each owner, all as one, and waits in that order.
   static void run_for_owners(Transport& tier, const std::vector<int>& owners, Stream stream,
                              const std::function<HandlePtr()>& first, const std::function<HandlePtr(int)>& start);
+  // Waits for an operation between nodes, if there is one. Only the CPU waits here: on a GPU a lane waits for `done`.
+  void wait_on_host(Run& run, Phase phase, const HandlePtr& handle, const EventPtr& done) const;
 
   const TierSet& tiers_;
   Device& device_;
@@ -56,15 +58,26 @@ class Path {
   const PacketCoder coder_;
 
  private:
+  // Called when the shards of these nodes are there, while others may still cross.
+  using Arrived = std::function<void(int first_node, int num_nodes)>;
+
+  // The shards of a rail on their way, by node.
+  struct RailCrossing {
+    ConstBuffer shards;
+    HandlePtr handle;  // null: they are there
+    EventPtr done;
+  };
+
   // The steps of all_reduce().
   ConstBuffer in_equal_chunks(Run& run, ConstBuffer data) const;
   Buffer encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const;
-  void decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const;
+  void decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, int first_node, int num_nodes,
+                     Buffer spare, Buffer data) const;
   Buffer place_of_packets(int first, int count, int64_t chunk, Buffer data) const;
 
   // The steps of all_gather().
-  void gather(Run& run, ConstBuffer shard, Buffer by_node) const;
-  ConstBuffer gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
+  void gather(Run& run, ConstBuffer shard, Buffer by_node, const Arrived& arrived = {}) const;
+  RailCrossing gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
   void gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const;
 };
 

@@ -117,7 +117,7 @@ TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets,
 // Sums the own piece and the packets that arrived, in the order of nodes.
 void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed,
                          Crossing& crossing, Buffer shard) const {
-  wait_on_host(run, crossing);
+  wait_on_host(run, Phase::kInterExchange, crossing.handle, crossing.done);
   const Step step(run, Phase::kDecode, Lane::kDecode, &CollectiveStats::decode_s, crossing.done);
   device_.wait(own_summed, run.tail());
   const Segment& segment = *crossing.segment;
@@ -131,14 +131,6 @@ void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces
                         .shard = shard.slice(segment.begin, segment.num_elements)};
   const PacketContext context = coder_.context_for(plan, PacketUse::kArrivedPiece, 0, segment.index);
   coder_.decode_shard(run, plan, sum, context, segment.is_last);
-}
-
-// Only the CPU waits here: on a GPU the lane waits instead.
-void TwoTierPath::wait_on_host(Run& run, Crossing& crossing) const {
-  if (crossing.handle != nullptr && device_.is_host()) {
-    const Step step(run, Phase::kInterExchange, Lane::kInter, &CollectiveStats::exchange_s, crossing.done);
-    crossing.handle->wait(run.tail());
-  }
 }
 
 // options.segments; where it is 0, the CPU chooses by elements, and a GPU by bytes of packets, since a segment costs

@@ -39,7 +39,6 @@ class TwoTierPath final : public Path {
   Crossing exchange_along_rail(Run& run, Buffer packets, const Segment& segment) const;
   void decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed, Crossing& crossing,
               Buffer shard) const;
-  void wait_on_host(Run& run, Crossing& crossing) const;
   int64_t wanted_segments(const ReductionPlan& plan, int64_t num_elements) const;
 };
 

@@ -9,6 +9,7 @@
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/error_of.h"
+#include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
 
 namespace isthmus::test {
@@ -53,6 +54,35 @@ TEST(Communicator, TiersOfOneRankMayBeMissing) {
       const std::vector<Array> inputs(static_cast<size_t>(size),
                                       Array(std::vector<double>(static_cast<size_t>(2 * size), 3), DataType::kFloat32));
       EXPECT_EQ(world.reduce_scatter(inputs, 1, {}), sum_of(inputs)) << nodes << ", " << options.to_string();
+    }
+  }
+}
+
+TEST(Communicator, DecodesResultsOfItsNodeWhileOthersCross) {
+  constexpr int64_t kChunk = 700;
+  for (const char* nodes : {"2x2", "0,2|1,3"}) {
+    const NodeMap map = NodeMap::parse(nodes, 4);
+    std::vector<Array> data = random_inputs(4, kChunk, DataType::kFloat32);
+    std::vector<Array> at_wait = data;
+    const auto wrap = [&](int rank, Tiers tiers) {
+      const auto look = [&, rank] { at_wait[rank] = data[rank]; };
+      tiers.inter = std::make_shared<HookedTransport>(tiers.inter, nullptr, nullptr, nullptr, look);
+      return tiers;
+    };
+    World world(map, options_of_codec(Options().codec), kTimeout, wrap);
+    run_ranks_well(4, [&](int rank) {
+      world.ranks[rank]->all_reduce(data[rank].buffer(),
+                                    {{"unit", 4 * kChunk, DataType::kFloat32, Collective::kAllReduce}});
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      for (int owner = 0; owner < 4; ++owner) {
+        const auto chunk_of = [&](const Array& array) {
+          const float* first = array.view().part(owner, kChunk).as<float>();
+          return std::vector<float>(first, first + kChunk);
+        };
+        EXPECT_EQ(chunk_of(at_wait[rank]) == chunk_of(data[rank]), map.node(owner) == map.node(rank))
+            << nodes << ": rank " << rank << ", chunk of rank " << owner;
+      }
     }
   }
 }

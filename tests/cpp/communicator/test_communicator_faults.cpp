@@ -237,16 +237,16 @@ TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
   }
 }
 
-// Rank 2 is of node 1: it takes the results of node 0 for its own node's, too.
+// Rank 2 is of node 1: it takes the results of its own node for node 0's, too.
 TEST_P(EveryCodec, AResultOfAnotherNodeIsRefused) {
   const auto mix = after("all_gather", [](Buffer out) {
     const int64_t half = out.num_elements / 2;
-    std::copy_n(out.as<std::byte>(), half, out.as<std::byte>() + half);
+    std::copy_n(out.as<std::byte>() + half, half, out.as<std::byte>());
   });
   World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, nullptr, mix));
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
   for (const int rank : {2, 3}) {  // who gathers from it, and from whom it gathers
-    EXPECT_NE(outcomes[rank].text.find("packet with sending node 0 where 1 is expected"), std::string::npos)
+    EXPECT_NE(outcomes[rank].text.find("packet with sending node 1 where 0 is expected"), std::string::npos)
         << "rank " << rank << ": " << outcomes[rank].text;
   }
 }

@@ -201,6 +201,21 @@ TEST(Buffer, AccumulatesFloat64InFloat64) {
   EXPECT_EQ(sum[0], 1 + 0x1p-50);
 }
 
+TEST(Buffer, AddsWhatConvertAndAccumulateGive) {
+  for (const DataType dtype : kFloatingTypes) {
+    for (const int64_t count : {0, 1, 67}) {
+      const Array first(random_values(count, 1), dtype);
+      const Array second(random_values(count, 2), dtype);
+      Array expected(count, accumulate_dtype(dtype));
+      convert(first.view(), expected.buffer());
+      accumulate(second.view(), expected.buffer());
+      Array sum(count, accumulate_dtype(dtype));
+      add(first.view(), second.view(), sum.buffer());
+      EXPECT_TRUE(sum.bytes() == expected.bytes()) << count << " of " << to_string(dtype);
+    }
+  }
+}
+
 TEST(Buffer, NamesMismatches) {
   std::vector<float> a(4);
   std::vector<double> b(4);
@@ -210,6 +225,10 @@ TEST(Buffer, NamesMismatches) {
               accumulate({a.data(), 4, DataType::kFloat32}, {b.data(), 4, DataType::kFloat64});
             }),
             "accumulate: float32 into float64, which must be float32");
+  const ConstBuffer four{a.data(), 4, DataType::kFloat32};
+  EXPECT_THROW(add(four, {b.data(), 4, DataType::kFloat64}, {a.data(), 4, DataType::kFloat32}), Error);
+  EXPECT_THROW(add(four, four, {b.data(), 4, DataType::kFloat64}), Error);
+  EXPECT_THROW(add(four, four.slice(0, 3), {a.data(), 4, DataType::kFloat32}), Error);
   EXPECT_THROW(accumulate({a.data(), 4, DataType::kByte}, {b.data(), 4, DataType::kByte}), Error);
 }
 

@@ -15,17 +15,20 @@ namespace isthmus::test {
 
 // Passes everything on. before(operation, in) runs before an operation, after(operation, out) when it is done;
 // operation is "reduce_scatter", "all_to_all", "all_gather", "all_gather_uneven" (`out`: of
-// one other rank) or "pass_on". Either may be empty, and either may throw. on_abort() runs before an abort().
+// one other rank) or "pass_on". Either may be empty, and either may throw. on_abort() runs before an abort(). Where
+// `at_wait` is set an all-gather begins when it is waited for, after at_wait().
 class HookedTransport final : public Transport {
  public:
   using Before = std::function<void(const std::string& operation, ConstBuffer in)>;
   using After = std::function<void(const std::string& operation, Buffer out)>;
 
-  HookedTransport(std::shared_ptr<Transport> transport, Before before, After after, std::function<void()> on_abort = {})
+  HookedTransport(std::shared_ptr<Transport> transport, Before before, After after, std::function<void()> on_abort = {},
+                  std::function<void()> at_wait = {})
       : transport_(std::move(transport)),
         before_(std::move(before)),
         after_(std::move(after)),
-        on_abort_(std::move(on_abort)) {}
+        on_abort_(std::move(on_abort)),
+        at_wait_(std::move(at_wait)) {}
 
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
@@ -36,7 +39,14 @@ class HookedTransport final : public Transport {
     return hooked("all_to_all", in, out, [&] { return transport_->all_to_all(in, out, stream); });
   }
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override {
-    return hooked("all_gather", in, out, [&] { return transport_->all_gather(in, out, stream); });
+    const auto gather = [=, this] {
+      return hooked("all_gather", in, out, [&] { return transport_->all_gather(in, out, stream); });
+    };
+    return at_wait_ ? std::make_unique<Late>([=, this] {
+      at_wait_();
+      gather()->wait();
+    })
+                    : gather();
   }
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override {
     const Buffer other = out[rank() == 0 ? 1 : 0];  // one of them
@@ -64,6 +74,16 @@ class HookedTransport final : public Transport {
   }
 
  private:
+  // An operation that begins when it is waited for.
+  class Late final : public Handle {
+   public:
+    explicit Late(std::function<void()> run) : run_(std::move(run)) {}
+    void wait(Stream /*stream*/) override { run_(); }
+
+   private:
+    const std::function<void()> run_;
+  };
+
   // In-process operations are done when they return.
   template <typename Operation>
   HandlePtr hooked(const char* name, ConstBuffer in, Buffer out, const Operation& operation) {
@@ -81,6 +101,7 @@ class HookedTransport final : public Transport {
   Before before_;
   After after_;
   std::function<void()> on_abort_;
+  std::function<void()> at_wait_;
   std::function<void()> throw_if_failed_ = [] {};
   std::chrono::milliseconds delay_{};
 };

@@ -148,8 +148,7 @@ TEST(Transport, SumsAreTakenInRankOrder) {
 // Started together, waited for in order.
 TEST(Transport, SeveralOperationsAreUnderWayAtOnce) {
   constexpr int kSize = 3;
-  const auto tier = make_tier(one_node(kSize));
-  tier->run_well([&](int rank, Transport& transport) {
+  const auto on_tier = [](int rank, Transport& transport) {
     const Array in = make_input(rank, kSize * 5, DataType::kFloat32);
     Array sum(5, DataType::kFloat32);
     Array gathered(kSize * 5, DataType::kFloat32);
@@ -171,7 +170,9 @@ TEST(Transport, SeveralOperationsAreUnderWayAtOnce) {
       }
       EXPECT_EQ(sum.values()[i], expected);
     }
-  });
+  };
+  make_tier(one_node(kSize))->run_well(on_tier);
+  make_tier({0, 1, 2})->run_well(on_tier);  // in rounds, and around a ring
 }
 
 TEST(Transport, TiersWithLinksOfOneKindSendStraight) {
