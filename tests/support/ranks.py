@@ -74,13 +74,16 @@ def preload(*modules: str) -> None:
 @contextlib.contextmanager
 def server_with(**environment: str) -> Iterator[None]:
     """Fork ranks from a server with these variables meanwhile: what is loaded into ranks before all else."""
-    before = dict(os.environ)
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    server = vars(forkserver._forkserver)  # type: ignore[attr-defined]
+    before, others = dict(os.environ), dict(server)
+    server.update(vars(forkserver.ForkServer()))
+    _context.set_forkserver_preload(_preloaded)
     os.environ.update(environment)
     try:
         yield
     finally:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        server.update(others)
         os.environ.clear()
         os.environ.update(before)
 
