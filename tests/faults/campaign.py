@@ -14,15 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -62,12 +62,18 @@ class Campaign:
 
     folder: Path
     networks: SimpleQueue[Network] = field(default_factory=SimpleQueue)
-    undisturbed: dict[tuple[str, str], Future[list[str]]] = field(default_factory=dict)
+    _undisturbed: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    _locks: defaultdict[tuple[str, str], Lock] = field(default_factory=lambda: defaultdict(Lock))
 
-    def run_undisturbed(self, case: Case) -> list[str]:
-        values = ranks.values_of(self._outcomes(case, False, f"{case.job}.{case.codec}"))
-        assert not any(value.error for value in values), values
-        return [value.digest for value in values]
+    def undisturbed(self, case: Case) -> list[str]:
+        """Return what the ranks of its kind end with, which only a case that ends without an error asks for."""
+        kind = case.job, case.codec
+        with self._locks[kind]:
+            if kind not in self._undisturbed:
+                values = ranks.values_of(self._outcomes(case, False, ".".join(kind)))
+                assert not any(value.error for value in values), values
+                self._undisturbed[kind] = [value.digest for value in values]
+        return self._undisturbed[kind]
 
     def run(self, number: int, case: Case) -> Result:
         start = time.monotonic()
@@ -100,7 +106,7 @@ class Campaign:
         if is_faulty and (end.error_type == "Planned" or (case.fault == "has a GPU that fails" and GPU in end.error)):
             return ""
         if not end.error:
-            is_other = end.digest != self.undisturbed[case.job, case.codec].result()[outcome.rank]
+            is_other = end.digest != self.undisturbed(case)[outcome.rank]
             is_planned = is_faulty and case.fault == "skips a call"  # its last one: the others' errors are enough
             return f"rank {outcome.rank} has other numbers, and no error" if is_other and not is_planned else ""
         # Ranks of HSDP have no group with each other one, a lost link parts all of one node from all of the other, and
@@ -186,13 +192,8 @@ def run(seed: int, numbers: Sequence[int]) -> Iterator[Result]:
             for _ in range(AT_A_TIME):
                 campaign.networks.put(stack.enter_context(open_network(NUM_NODES, ("root",))))
             on_cpu, on_gpu = (stack.enter_context(ThreadPoolExecutor(at_a_time)) for at_a_time in (AT_A_TIME, 1))
-
-            def started(function: Callable[..., Any], case: Case, *numbers: int) -> Future[Any]:
-                return (on_gpu if "GPU" in case.job else on_cpu).submit(function, *numbers, case)
-
-            kinds = {(case.job, case.codec): case for case in cases.values() if case.job != "torchft"}
-            campaign.undisturbed.update({kind: started(campaign.run_undisturbed, kinds[kind]) for kind in kinds})
-            for future in as_completed([started(campaign.run, case, number) for number, case in cases.items()]):
+            pools = {number: on_gpu if "GPU" in case.job else on_cpu for number, case in cases.items()}
+            for future in as_completed([pools[number].submit(campaign.run, number, cases[number]) for number in cases]):
                 yield future.result()
         deadline = time.monotonic() + scaled(10)
         while (left := processes_with(folder)) and time.monotonic() < deadline:
