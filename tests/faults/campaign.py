@@ -150,7 +150,8 @@ class Campaign:
         network = self.networks.get()
         try:
             env |= {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": network.interface}
-            return ranks.run_any(run_rank, size, case, disturbs, shared, namespaces_of(network), plan, env=env)
+            prefixes = [network.command_prefix(node) for node in range(NUM_NODES)]
+            return ranks.run_any(run_rank, size, case, disturbs, shared, prefixes, plan, env=env)
         finally:
             if case.fault in ON_LINKS:
                 for node in range(NUM_NODES):
@@ -160,12 +161,6 @@ class Campaign:
 
 
 ranks.preload("faults.campaign")  # which ranks import as the main module
-
-
-def namespaces_of(network: Network) -> list[str]:
-    """Return the network namespaces of the nodes."""
-    words = [network.command_prefix(node) for node in range(NUM_NODES)]
-    return [f"/proc/{prefix[prefix.index('-t') + 1]}/ns/net" for prefix in words]
 
 
 def processes_with(name: str) -> list[int]:

@@ -27,6 +27,7 @@ import isthmus
 from faults import members
 from faults.harness import injected_at
 from support import ranks
+from support.hosts import enter
 from support.limits import OPERATION_S, scaled
 
 NUM_RANKS, RANKS_PER_NODE, STEPS, LAYERS, WIDTH = 4, 2, 3, 3, 64
@@ -200,12 +201,11 @@ class Ended(NamedTuple):
 
 
 def run_rank(
-    rank: int, world_size: int, case: Case, disturbs: bool, shared: Path, namespaces: Sequence[str], plan: Any
+    rank: int, world_size: int, case: Case, disturbs: bool, shared: Path, nodes: Sequence[list[str]], plan: Any
 ) -> Ended:
-    """Train, and report. namespaces: of the nodes; none: all ranks stay here. plan: of members that leave in peace."""
-    if namespaces:
-        with open(namespaces[rank // RANKS_PER_NODE]) as namespace:
-            assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
+    """Train, and report. nodes: what enters them; none: all ranks stay here. plan: of members that leave in peace."""
+    if nodes:
+        enter(nodes[rank // RANKS_PER_NODE])
     target = Target(case if disturbs and rank == case.rank else None, injected_at(shared), OtherCalls())
     timeout_s = scaled(TIMEOUT_S) if disturbs else OPERATION_S
     error_type = error = ""

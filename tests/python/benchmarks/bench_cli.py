@@ -1,4 +1,4 @@
-"""Runs `isthmus bench ...` as a user would, or as a launcher would on two simulated hosts.
+"""Runs `isthmus bench ...` as a user would.
 
 The benchmarks that stay in the repository run as `python -m isthmus.benchmarks.NAME`.
 """
@@ -9,12 +9,10 @@ import subprocess
 import sys
 
 import psutil
-import pytest
 from typer.testing import CliRunner
 
 from isthmus.benchmarks.convergence import __main__ as convergence
 from isthmus.cli.main import app
-from support import hosts
 from support.limits import HANG_S
 
 # Messages and tables are not broken into lines, wherever pytest's folders lie.
@@ -71,45 +69,3 @@ def wait_for_line(process, text):
 def assert_gone(processes):
     _, alive = psutil.wait_procs(processes, timeout=HANG_S)
     assert not alive, f"left behind: {alive}"
-
-
-RATE = "200mbit"
-
-
-@pytest.fixture(scope="module")
-def two_hosts():
-    yield from hosts.two_hosts(RATE)
-
-
-def on_hosts(network, starts):
-    """Run one process for each (host, variables, words after `python -m`); returns (code, stdout, stderr) of each."""
-    processes = []
-    for host, variables, words in starts:
-        own = {"GLOO_SOCKET_IFNAME": network.interface, "OMP_NUM_THREADS": "1", "COLUMNS": "400"} | variables
-        processes.append(
-            subprocess.Popen(
-                [*network.command_prefix(host), sys.executable, "-m", *map(str, words)],
-                env=os.environ | {name: str(value) for name, value in own.items()},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    told = [process.communicate(timeout=HANG_S) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, told, strict=True)]
-
-
-def as_ranks(network, sizes, *arguments, of_rank=lambda rank: [], missing=(), **variables):
-    """Run `isthmus bench` as ranks with torchrun's variables, sizes[host] on each.
-
-    of_rank: their own arguments. missing: ranks that never start.
-    """
-    hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
-    meeting = {"MASTER_ADDR": network.address(0), "MASTER_PORT": network.free_port(), "WORLD_SIZE": len(hosts)}
-    starts = []
-    for rank, host in enumerate(hosts):
-        own = {"RANK": rank, "GROUP_RANK": host, "LOCAL_WORLD_SIZE": sizes[host]}
-        if rank not in missing:
-            words = ["isthmus", "bench", *arguments, *of_rank(rank)]
-            starts.append((host, variables | meeting | own, words))
-    return on_hosts(network, starts)

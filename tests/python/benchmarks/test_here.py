@@ -26,8 +26,7 @@ from isthmus.benchmarks.training.config import GPU_ARMS, TrainingConfig
 from isthmus.benchmarks.training.report import advice
 from isthmus.cli.main import app
 from isthmus.group import meeting
-from python.benchmarks.bench_cli import as_ranks, two_hosts  # noqa: F401
-from support import ranks
+from support import hosts, ranks
 
 TINY_MODEL = ["--layers", 1, "--width", 128, "--context", 32]
 
@@ -172,12 +171,17 @@ def test_the_advice_names_options_or_says_that_plain_is_as_good(seconds, expecte
     assert "disturbed" not in text
 
 
+@pytest.fixture(scope="module")
+def two_hosts():
+    yield from hosts.two_hosts("200mbit")
+
+
 @pytest.mark.processes
-def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp_path):  # noqa: F811
+def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp_path):
     output = tmp_path / "out"
     steps = ["--steps", 3, "--audited-steps", 1, "--arms", "fsdp,quant", "--device", "cpu"]
     sent = [two_hosts.sent_bytes(node) for node in (0, 1)]
-    told = as_ranks(two_hosts, [2, 2], "training", "--here", *TINY_MODEL, *steps, "--output", output)
+    told = hosts.as_torchrun(two_hosts, [2, 2], "bench", "training", "--here", *TINY_MODEL, *steps, "--output", output)
     sent = [two_hosts.sent_bytes(node) - before for node, before in zip((0, 1), sent, strict=True)]
     assert [code for code, _, _ in told] == [0] * 4, told
     report = json.loads((output / "report.json").read_text())
@@ -200,10 +204,10 @@ def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp
 
 
 @pytest.mark.processes
-def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):  # noqa: F811
+def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):
     path = tmp_path / "collectives.json"
-    sizes = ["--min-bytes", "256K", "--max-bytes", "256K", "--iterations", 2, "--backends", "gloo,tagc"]
-    told = as_ranks(two_hosts, [1, 1], "collectives", "--here", "--device", "cpu", *sizes, "--json", path)
+    sizes = ["--min-bytes", "256K", "--max-bytes", "256K", "--iterations", 2, "--backends", "gloo,tagc", "--json", path]
+    told = hosts.as_torchrun(two_hosts, [1, 1], "bench", "collectives", "--here", "--device", "cpu", *sizes)
     assert [code for code, _, _ in told] == [0] * 2, told
     report = json.loads(path.read_text())
     assert (report["link"], report["arguments"]["ranks_per_node"], len(report["rows"])) == ("here", 1, 6)
@@ -215,17 +219,9 @@ def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):
 
 
 @pytest.mark.processes
-def test_uneven_nodes_are_told_once(two_hosts):  # noqa: F811
-    told = as_ranks(two_hosts, [1, 2], "collectives", "--here", "--device", "cpu")
-    assert [code for code, _, _ in told] == [2] * 3, told
-    complaint = "nodes have 1 to 2 ranks, by torchrun; start as many on each, as with the same --nproc-per-node"
-    assert [complaint in err for _, _, err in told] == [True, False, False], told
-
-
-@pytest.mark.processes
-def test_ranks_that_never_come_are_named_by_all_others(two_hosts):  # noqa: F811
+def test_ranks_that_never_come_are_named_by_all_others(two_hosts):
     timeout_s = round(meeting.NOTICE_S) + 4
-    told = as_ranks(two_hosts, [2, 2], "training", "--here", "--timeout", timeout_s, missing=(1, 2))
+    told = hosts.as_torchrun(two_hosts, [2, 2], "bench", "training", "--here", "--timeout", timeout_s, missing=(1, 2))
     for (code, out, err), rank in zip(told, (0, 3), strict=True):
         assert code == 1, (out, err)
         assert f"--here: rank {rank} of 4 did not meet the others at " in err

@@ -3,9 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from isthmus.benchmarks.simulate.network import NamespaceNetwork
+from isthmus.benchmarks.simulate.network import Network
 from isthmus.cli.main import app
 from isthmus.cli.measure import (
     _ROUNDS,
@@ -32,8 +29,7 @@ from isthmus.cli.measure import (
 from isthmus.group.nodes.node_map import tiers_of
 from python.cli.planned import report
 from support import ranks
-from support.hosts import two_hosts
-from support.limits import HANG_S
+from support.hosts import as_torchrun, two_hosts
 
 RATE = "50mbit"
 
@@ -177,29 +173,16 @@ def test_the_interface_is_the_one_that_gloo_takes(monkeypatch: pytest.MonkeyPatc
     assert used_interface() == ("", None)
 
 
-def start_rank(network: NamespaceNetwork, rank: int) -> subprocess.Popen[str]:
-    """As torchrun would, on two nodes of two ranks."""
-    node = rank // 2
-    own = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": node, "MASTER_PORT": network.free_port()}
-    own |= {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": network.interface, "ISTHMUS_LOG": "info"}
-    return subprocess.Popen(
-        [*network.command_prefix(node), sys.executable, "-m", "isthmus", "topo", "--measure", "--json"],
-        env=os.environ | {name: str(value) for name, value in own.items()} | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.processes
-def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork) -> None:
+def test_two_nodes_behind_a_slow_link(slow_network: Network) -> None:
     sent = [slow_network.sent_bytes(node) for node in (0, 1)]
-    told = outputs([start_rank(slow_network, rank) for rank in range(4)])
+    told = as_torchrun(slow_network, [2, 2], "topo", "--measure", "--json", ISTHMUS_LOG="info")
     sent = [slow_network.sent_bytes(node) - before for node, before in zip((0, 1), sent, strict=True)]
-    assert [out for out, _ in told[1:]] == [""] * 3
-    assert "group of 4 ranks: 2 nodes x 2 ranks, in blocks, by torchrun\n" in told[0][1]
+    assert [code for code, _, _ in told] == [0] * 4, told
+    assert [out for _, out, _ in told[1:]] == [""] * 3
+    assert "group of 4 ranks: 2 nodes x 2 ranks, in blocks, by torchrun\n" in told[0][2]
 
-    links = json.loads(told[0][0])
+    links = json.loads(told[0][1])
     assert (links["num_nodes"], links["ranks_per_node"], links["num_hosts"]) == (2, 2, 1)
     intra, inter = links["intra"], links["inter"]
     sizes = [sample["num_bytes"] for sample in intra["samples"]]
@@ -223,9 +206,3 @@ def test_uneven_nodes_are_told_once() -> None:
     complaint = "isthmus: nodes have 1 to 2 ranks, by ISTHMUS_NODES; start as many on each, as with "
     assert told[0][0] == 2 and told[0][1].startswith(complaint) and "srun's --ntasks-per-node" in told[0][1]
     assert told[1:] == [(2, "")] * 2
-
-
-def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
-    told = [process.communicate(timeout=HANG_S) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, told
-    return told
