@@ -5,6 +5,8 @@ import signal
 import sys
 import time
 
+from isthmus.benchmarks.simulate.serve import SaysAll
+
 RANK = int(os.environ["RANK"])
 
 
@@ -28,6 +30,8 @@ class Worker:
             raise ValueError("the cause")
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "say all":
+            raise SaysAll("the GPU is full")
         if how == "exit":
             os._exit(7)
         raise AssertionError(how)

@@ -183,6 +183,12 @@ def test_the_rank_that_failed_first_is_named(world, how, reason):
     assert "  | last words\n" in text
 
 
+@pytest.mark.processes
+def test_a_rank_that_says_all_is_told_in_one_line(world):
+    with pytest.raises(RankFailure, match=r"^rank 2 \(node 1, local index 0\) failed in 'fail': the GPU is full$"):
+        world.request("fail", HANG_S, rank=2, how="say all")
+
+
 def test_a_rank_that_is_killed_within_a_message_has_ended():
     connection, of_rank = Pipe()
     os.write(of_rank.fileno(), b"\0\0\0\x08half")
