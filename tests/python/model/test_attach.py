@@ -64,7 +64,7 @@ def of_this_rank(backend: str, enumeration: list[list[int]], **options: Any) -> 
 
 
 def history(model: Any, passes: int) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for step in range(passes):
         loss = model(batch(step, getattr(model, "data_rank", None))).square().sum()

@@ -100,26 +100,26 @@ def ddp_joins_ranks_with_uneven_inputs(store: dist.Store) -> None:
 # --- Modes of torch ---
 
 
+def compiled(model: Any, **settings: Any) -> nn.Module:
+    """Over Isthmus: compiling takes far longer than training, and the run over Gloo is what others are held against."""
+    if dist.get_backend() != "gloo":
+        model.compile(**settings)
+    return model  # type: ignore[no-any-return]
+
+
 def fsdp2_of_compiled_blocks(model: Any) -> nn.Module:
     for block in model.blocks:
-        block.compile(backend="aot_eager", fullgraph=True)
+        compiled(block, backend="aot_eager", fullgraph=True)
     return fsdp2(model)
 
 
 def compiled_simple_fsdp(model: nn.Module) -> nn.Module:
-    """Over Isthmus: compiling takes far longer than training, and the run over Gloo is what others are held against."""
-    model = simple_fsdp(model)
-    if dist.get_backend() != "gloo":
-        # With shapes that may change, Inductor of torch 2.11 generates no code for it, over Gloo neither.
-        model.compile(backend="inductor", fullgraph=True, dynamic=False)
-    return model
+    # With shapes that may change, Inductor of torch 2.11 generates no code for it, over Gloo neither.
+    return compiled(simple_fsdp(model), backend="inductor", fullgraph=True, dynamic=False)
 
 
 def compiled_ddp(model: nn.Module) -> nn.Module:
-    model = DistributedDataParallel(model)
-    if dist.get_backend() != "gloo":
-        model.compile(backend="aot_eager")
-    return model
+    return compiled(DistributedDataParallel(model), backend="aot_eager")
 
 
 COMPILED_FAMILIES = {
