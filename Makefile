@@ -127,7 +127,7 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 	pytest tests/conformance
 
 test-units: setup  ## whose gradients and weights a collective moves: what is read from private parts of torch, for each version of it
-	pytest $(addprefix tests/python/model/test_,torch_private.py identity.py callers.py copies.py units.py prepare_backend.py weights.py attach.py companions.py)
+	pytest -n $(TEST_WORKERS) --dist loadfile $(addprefix tests/python/model/test_,torch_private.py identity.py callers.py copies.py units.py prepare_backend.py weights.py attach.py companions.py)
 
 test-versions:  ## once a release: those two on each of TORCHES="2.11 2.12 ...", which writes the page's tables: an hour
 	@for torch in $(TORCHES); do \
