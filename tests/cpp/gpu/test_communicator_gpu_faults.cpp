@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -77,7 +78,12 @@ class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
     const std::vector<Outcome> outcomes =
         run_ranks(4, [&](int rank) { repeat(world.ranks[rank], call, rank, world.size()); });
     EXPECT_TRUE(outcomes[kVictim].threw<PacketError>()) << outcomes[kVictim].text;
-    EXPECT_EQ(outcomes[kVictim].text, expected[kVictim].text);
+    // Of damaged results the CPU meets those of its own node first.
+    const auto of_any_node = [&](const std::string& text) {
+      const bool may_differ = call.collective == Collective::kAllReduce;
+      return may_differ ? std::regex_replace(text, std::regex("from node [0-9]"), "from a node") : text;
+    };
+    EXPECT_EQ(of_any_node(outcomes[kVictim].text), of_any_node(expected[kVictim].text));
     KeyedCommunicator& victim = *world.ranks[kVictim].communicator;
     EXPECT_STREQ(to_string(victim.phase()), "decode");
     // Who gathers from a rank whose own exchange has failed gets what that has, which is no packet.
