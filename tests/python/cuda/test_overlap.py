@@ -79,8 +79,8 @@ def test_all_uses_of_memory_are_ordered(case: tuple[torch.dtype, Trace]) -> None
     decodings = by_unit(trace.named("decode"))
     before = by_unit(trace.named("earlier use"))
     for (own_sum, *_), (decoding,), (use,) in zip(sums, decodings, before, strict=True):
-        inputs = [use.begin for use in own_sum.uses if not use.is_written]
-        filled = [work for work in trace.works if "chunk_cat" in work.name and work.writes(inputs[0])]
+        _unit_told, gradient, *_ = (use.begin for use in own_sum.uses if not use.is_written)
+        filled = [work for work in trace.works if "chunk_cat" in work.name and work.writes(gradient)]
         assert filled, "the trace shows who fills the input"
         assert any(decoding.writes(output.begin) for output in use.uses), "the trace shows who fills the output"
     assert trace.conflicts() == []
