@@ -111,6 +111,9 @@ Buffer Path::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer resu
 // decodes one after another, where need be into `spare`, a chunk that it is done with.
 void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, int first_node, int num_nodes,
                          Buffer spare, Buffer data) const {
+  if (num_nodes == 0) {
+    return;
+  }
   const Lane lane = lane_of(PacketUse::kArrivedResult);
   run.admit_output(lane);
   const Step step(run, Phase::kDecodeResult, lane, &CollectiveStats::decode_s);

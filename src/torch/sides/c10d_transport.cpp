@@ -115,15 +115,20 @@ std::unique_ptr<MessageTransport::Exchange> C10dTransport::start_exchange(Operat
 
 // The first receive that times out closes all connections. One from a rank that is lost fails without that.
 void close_connections(c10d::Backend& backend) {
-  for (int distance = 1; distance < backend.getSize(); ++distance) {
+  const auto attempt = [](const auto& action) {
     try {
-      backend.abort();  // does nothing on Gloo
-      std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
-      const int peer = (backend.getRank() + distance) % backend.getSize();
-      backend.recv(tensors, peer, kAbortTag)->wait(std::chrono::milliseconds(1));
+      action();
     } catch (const std::exception&) {
       // The timeout is intended.
     }
+  };
+  attempt([&] { backend.abort(); });  // does nothing on Gloo
+  for (int distance = 1; distance < backend.getSize(); ++distance) {
+    attempt([&] {
+      std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
+      const int peer = (backend.getRank() + distance) % backend.getSize();
+      backend.recv(tensors, peer, kAbortTag)->wait(std::chrono::milliseconds(1));
+    });
   }
 }
 

@@ -219,6 +219,14 @@ def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):
 
 
 @pytest.mark.processes
+def test_uneven_nodes_are_told_once(two_hosts):
+    told = hosts.as_torchrun(two_hosts, [1, 2], "bench", "collectives", "--here", "--device", "cpu")
+    assert [code for code, _, _ in told] == [2] * 3, told
+    complaint = "nodes have 1 to 2 ranks, by torchrun; start as many on each, as with the same --nproc-per-node"
+    assert [complaint in err for _, _, err in told] == [True, False, False], told
+
+
+@pytest.mark.processes
 def test_ranks_that_never_come_are_named_by_all_others(two_hosts):
     timeout_s = round(meeting.NOTICE_S) + 4
     told = hosts.as_torchrun(two_hosts, [2, 2], "bench", "training", "--here", "--timeout", timeout_s, missing=(1, 2))
