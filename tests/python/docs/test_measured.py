@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from isthmus.benchmarks.convergence.results import read_results
 from isthmus.benchmarks.convergence.summary import half_width, summarise
 from isthmus.plan.assumptions import CodecSpeed, codec_speeds, weight_bits_at
+from python.cli.planned import report
 from support.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -262,12 +264,22 @@ def test_host_and_kernels_on_the_h200_are_those_traced() -> None:
         assert cells == [f"{of['median_us']:.0f}" if of else "" for of in of_arms], name
 
 
-def test_a_plan_stands_beside_what_the_h200_measured() -> None:
+def test_a_plan_stands_beside_what_the_h200_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS / "plan.md"
+    (commands,) = re.findall(r"```sh\n(echo .*?)\n```", page.read_text(), re.DOTALL)
+    _, module, _, file, *plan = shlex.split(commands.replace("\\\n", ""))
+    (tmp_path / file).write_text(module)
+    monkeypatch.chdir(tmp_path)
+    assert plan[:2] == ["isthmus", "plan"]
+    planned = report(*plan[2:])["strategies"]
     rows = json.loads((DOCS / "h200/link.json").read_text())["ranks share the GPU by MPS"]
-    shown = table(DOCS / "plan.md", "arm", "s a step, predicted", "measured", "prediction is")
+    shown = table(page, "arm", "s a step, predicted", "measured", "prediction is")
     assert len(shown) == 6
-    for arm, predicted, measured, short, _, megabytes_sent in shown:
-        of = rows[f"10gbit/{arm.strip('`')}"]
+    for arm, predicted, measured, short, megabytes, megabytes_sent in shown:
+        name = arm.strip("`")
+        assert predicted == f"{planned[name]['step_s']:.3f}".lstrip("0")
+        assert megabytes == f"{2 * planned[name]['node_bytes_per_step'] / 1e6:.1f}"
+        of = rows[f"10gbit/{name}"]
         seconds = median(of["seconds"])
         assert measured == f"{seconds:.3f}".lstrip("0")
         assert short == f"{1 - float(predicted) / seconds:.0%} short"
