@@ -289,7 +289,7 @@ def _node_of(text: str, number: int) -> int:
     """Return the node of a rank, by the option `nodes` over all replica groups. Raises OptionError if it has none."""
     numbers = [int(word) for word in re.findall(r"\d+", text)]
     size = math.prod(numbers) if "x" in text else len(numbers)
-    nodes: list[int] = native.load().parse_nodes(text, size)
+    nodes: list[int] = native.load().parse_nodes(text, size or 1)  # what names no rank is refused by what it is
     if number >= size:
         raise native.load().OptionError(
             f'option nodes="{text}" places ranks 0 to {size - 1}, but this is rank {number}: replica ids end in '

@@ -197,11 +197,15 @@ def test_options_that_differ_are_the_same_error_on_every_member() -> None:
         assert "bits" in str(errors[0])
 
 
-def test_a_replica_id_without_a_node_is_an_error_on_every_member() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "error"),
+    [("2x1", "places ranks 0 to 1, but this is rank 7"), ("islands", '"islands" is not a rank; expected "2x4"')],
+)
+def test_a_replica_id_without_a_node_is_an_error_on_every_member(nodes: str, error: str) -> None:
     with members() as world:
-        errors = world.errors([world.make(nodes="2x1") for _ in range(2)], [0, 7])
-        assert all(isinstance(error, native.load().OptionError) for error in errors), errors
-        assert all("places ranks 0 to 1, but this is rank 7" in str(error) for error in errors), errors
+        errors = world.errors([world.make(nodes=nodes) for _ in range(2)], [0, 7])
+        assert all(isinstance(found, native.load().OptionError) for found in errors), errors
+        assert all(error in str(found) for found in errors), errors
 
 
 @pytest.mark.parametrize(("quorums", "steps"), [((1, 1), (5, 6)), ((1, 2), (5, 5))], ids=["step", "quorum"])
