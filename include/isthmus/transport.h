@@ -91,8 +91,8 @@ class Transport {
   // Device::refuse_other_units() does it there.
   virtual HandlePtr compare_units(uint64_t /*hash*/, const std::string& /*unit*/) { return nullptr; }
 
-  // all_gather() for that comparison on a GPU: it is not counted as traffic, either.
-  virtual HandlePtr gather_units(ConstBuffer /*own*/, Buffer /*told*/, Stream /*stream*/) { return nullptr; }
+  // all_gather() that is not counted as traffic, for that comparison on a GPU.
+  virtual HandlePtr all_gather_uncounted(ConstBuffer /*in*/, Buffer /*out*/, Stream /*stream*/) { return nullptr; }
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;

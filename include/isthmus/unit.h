@@ -20,21 +20,18 @@ namespace isthmus {
 struct Section {
   int64_t parameter = 0;  // its place in the unit
   int64_t num_elements = 0;
-  bool operator==(const Section&) const = default;
 };
 
 // Parameters in the order of their elements in each row of a tensor that is reduced. A reduce-scatter has one row for
 // each rank, an all-reduce has one row. Immutable.
 class Sections {
  public:
-  explicit Sections(std::vector<Section> sections);
+  explicit Sections(const std::vector<Section>& sections);
 
-  const std::vector<Section>& all() const { return sections_; }
   int64_t row_elements() const { return row_elements_; }
   uint64_t hash() const { return hash_; }  // stable over processes, and never 0
 
  private:
-  std::vector<Section> sections_;
   int64_t row_elements_ = 0;
   uint64_t hash_ = 0;
 };

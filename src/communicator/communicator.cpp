@@ -39,18 +39,16 @@ std::unique_ptr<Path> make_path(const TierSet& tiers, Device& device, const Opti
   return std::make_unique<TwoTierPath>(tiers, device, options);
 }
 
-void check_unit(const UnitPtr& held, Collective collective, ConstBuffer data, int64_t num_elements) {
-  ISTHMUS_CHECK(Error, held != nullptr, to_string(collective), " of no unit");
-  const UnitKey& unit = held->key;
+// data: all that the unit's collective reduces or gathers.
+void check_unit(const Reduction& call, Collective collective, ConstBuffer data, int num_ranks) {
+  ISTHMUS_CHECK(Error, call.unit != nullptr, to_string(collective), " of no unit");
+  const UnitKey& unit = call.unit->key;
+  const int64_t num_elements = num_elements_of(call, num_ranks);
   ISTHMUS_CHECK(Error, num_elements == data.num_elements && unit.dtype == data.dtype, "unit \"", unit.name, "\" has ",
                 num_elements, " elements of ", to_string(unit.dtype), ", but its gradient has ", data.num_elements,
                 " of ", to_string(data.dtype));
   ISTHMUS_CHECK(Error, unit.collective == collective, "unit \"", unit.name, "\" is one of ", to_string(unit.collective),
                 ", but is reduced by ", to_string(collective));
-}
-
-void check_reduction(const Reduction& reduction, Collective collective, ConstBuffer data, int num_ranks) {
-  check_unit(reduction.unit, collective, data, reduction.unit != nullptr ? num_elements_of(reduction, num_ranks) : 0);
 }
 
 void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
@@ -298,7 +296,7 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
   ISTHMUS_CHECK(Error, gradient.num_elements == shard.num_elements * num_ranks, "reduce_scatter of ",
                 gradient.num_elements, " elements over ", num_ranks, " ranks into ", shard.num_elements, ": expected ",
                 num_ranks, " chunks of the shard's size");
-  check_reduction(reduction, Collective::kReduceScatter, gradient, num_ranks);
+  check_unit(reduction, Collective::kReduceScatter, gradient, num_ranks);
   return impl_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
       run.admit_output(Lane::kDecode);
@@ -310,7 +308,7 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
 EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Stream stream) {
   ISTHMUS_CHECK(Error, data.dtype != DataType::kByte, "all_reduce of ", to_string(data.dtype),
                 ": expected a floating type");
-  check_reduction(reduction, Collective::kAllReduce, data, impl_->tiers.world_size());
+  check_unit(reduction, Collective::kAllReduce, data, impl_->tiers.world_size());
   return impl_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
       impl_->path->all_reduce(run, plan, data);
@@ -329,7 +327,7 @@ EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream str
 
 WeightGatherPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitPtr& unit, Stream stream) {
   check_all_gather(impl_->tiers.world_size(), shard, gathered);
-  check_unit(unit, Collective::kAllGather, gathered, unit != nullptr ? unit->key.num_elements : 0);
+  check_unit({.unit = unit}, Collective::kAllGather, gathered, impl_->tiers.world_size());
   return Gather::begin(std::make_shared<Gather>(*impl_, shard, gathered, unit), stream);
 }
 

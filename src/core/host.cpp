@@ -102,16 +102,8 @@ class Host final : public Device {
   CodecCounts codec_counts() override { return {}; }
   void reset_codec_counts() override {}
   void throw_if_faulted() override {}
-  void begin_range(const char* name) override {
-    if (ranges_.begin != nullptr) {
-      ranges_.begin(name);
-    }
-  }
-  void end_range() override {
-    if (ranges_.end != nullptr) {
-      ranges_.end();
-    }
-  }
+  void begin_range(const char* name) override { ranges_.begin(name); }
+  void end_range() override { ranges_.end(); }
 
  private:
   const PhaseRanges ranges_;

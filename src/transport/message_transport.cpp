@@ -39,14 +39,14 @@ const char* to_string(Operation operation) {
 
 void MessageTransport::Exchange::receive(int peer, Buffer buffer) {
   if (buffer.bytes() > 0) {
-    post_receive(peer, buffer);
+    post(/*receives=*/true, peer, buffer);
   }
 }
 
 void MessageTransport::Exchange::send(int peer, ConstBuffer buffer, bool counts) {
   if (buffer.bytes() > 0) {
     transport_.count_sent(peer, counts ? buffer.bytes() : 0);
-    post_send(peer, buffer);
+    post(/*receives=*/false, peer, {const_cast<void*>(buffer.data), buffer.num_elements, buffer.dtype});
   }
 }
 

@@ -60,8 +60,8 @@ class MessageTransport : public Transport {
     // wait() returns when all messages have arrived and left. It throws TransportError.
 
    protected:
-    virtual void post_receive(int peer, Buffer buffer) = 0;  // never empty
-    virtual void post_send(int peer, ConstBuffer buffer) = 0;
+    // The buffer is not empty, and is written only where this rank `receives`.
+    virtual void post(bool receives, int peer, Buffer buffer) = 0;
 
     Operation operation() const { return operation_; }
     void count_wait(int peer, Clock::duration waited);

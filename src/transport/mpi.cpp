@@ -113,7 +113,6 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     bool received;
     int peer;
     int bytes;
-    int tag;
   };
 
   void check_open() const {
@@ -121,32 +120,16 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     ISTHMUS_CHECK(TransportError, reason.empty(), reason);
   }
 
-  void post_receive(int peer, Buffer buffer) override {
-    auto* data = buffer.as<std::byte>();
-    post(true, peer, buffer, [&](int64_t begin, const Message& message, MPI_Request* request) {
-      check_mpi(MPI_Irecv(data + begin, message.bytes, MPI_BYTE, peer, message.tag, transport_.comm_, request),
-                "MPI_Irecv");
-    });
-  }
-
-  void post_send(int peer, ConstBuffer buffer) override {
-    const auto* data = buffer.as<std::byte>();
-    post(false, peer, buffer, [&](int64_t begin, const Message& message, MPI_Request* request) {
-      check_mpi(MPI_Isend(data + begin, message.bytes, MPI_BYTE, peer, message.tag, transport_.comm_, request),
-                "MPI_Isend");
-    });
-  }
-
-  // Calls start(first byte, message, request) for each message that the buffer is cut into.
-  template <typename Start>
-  void post(bool received, int peer, ConstBuffer buffer, const Start& start) {
+  // Cuts the buffer into messages.
+  void post(bool receives, int peer, Buffer buffer) override {
     const int tag = transport_.data_tag(number_, operation(), buffer);
     for (int64_t begin = 0; begin < buffer.bytes(); begin += transport_.limits_.max_message_bytes) {
-      const int64_t bytes = std::min(buffer.bytes() - begin, transport_.limits_.max_message_bytes);
-      const Message message{received, peer, static_cast<int>(bytes), tag};
+      auto* const data = buffer.as<std::byte>() + begin;
+      const auto bytes = static_cast<int>(std::min(buffer.bytes() - begin, transport_.limits_.max_message_bytes));
       MPI_Request request = MPI_REQUEST_NULL;
-      start(begin, message, &request);
-      messages_.push_back(message);
+      receives ? check_mpi(MPI_Irecv(data, bytes, MPI_BYTE, peer, tag, transport_.comm_, &request), "MPI_Irecv")
+               : check_mpi(MPI_Isend(data, bytes, MPI_BYTE, peer, tag, transport_.comm_, &request), "MPI_Isend");
+      messages_.push_back({receives, peer, bytes});
       requests_.push_back(request);
       ++num_pending_;
     }

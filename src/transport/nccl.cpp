@@ -251,14 +251,14 @@ HandlePtr NcclTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
   ISTHMUS_CHECK(Error, in.num_elements * size() == out.num_elements && in.dtype == out.dtype, who_, ": all-gather of ",
                 in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements, " x ", to_string(out.dtype),
                 " over ", size(), " ranks");
-  HandlePtr handle = gather_units(in, out, stream);
+  HandlePtr handle = all_gather_uncounted(in, out, stream);
   count_parts(in.bytes());
   return handle;
 }
 
-HandlePtr NcclTransport::gather_units(ConstBuffer own, Buffer told, Stream stream) {
+HandlePtr NcclTransport::all_gather_uncounted(ConstBuffer in, Buffer out, Stream stream) {
   return enqueue(stream, [&](cudaStream_t on) {
-    check(ncclAllGather(own.data, told.data, static_cast<size_t>(own.num_elements), nccl_type(own.dtype), comm_, on),
+    check(ncclAllGather(in.data, out.data, static_cast<size_t>(in.num_elements), nccl_type(in.dtype), comm_, on),
           "ncclAllGather");
   });
 }

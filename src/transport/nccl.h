@@ -66,7 +66,7 @@ class NcclTransport final : public Transport {
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
-  HandlePtr gather_units(ConstBuffer own, Buffer told, Stream stream) override;
+  HandlePtr all_gather_uncounted(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override;
   HandlePtr pass_on(ConstBuffer in, Buffer out, Stream stream) override;
 

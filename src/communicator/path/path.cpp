@@ -24,7 +24,7 @@ HandlePtr Path::tell_unit(Run& run, const ReductionPlan& plan, Transport& tier) 
   const Buffer own = run.units_told.part(tier.rank(), sizeof(DeviceContext));
   const auto rank = static_cast<uint64_t>(tiers_.rank());
   device_.set_contexts(run.units_told.as<DeviceContext>(), tier.size(), {plan.hash, rank}, run.tail());
-  return tier.gather_units(own, run.units_told, run.tail());
+  return tier.all_gather_uncounted(own, run.units_told, run.tail());
 }
 
 void Path::refuse_other_units(Run& run, const ReductionPlan& plan, Buffer packets, int num_packets) const {

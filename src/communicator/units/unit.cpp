@@ -10,9 +10,9 @@
 
 namespace isthmus {
 
-Sections::Sections(std::vector<Section> sections) : sections_(std::move(sections)) {
+Sections::Sections(const std::vector<Section>& sections) {
   StableHash hash;
-  for (const Section& section : sections_) {
+  for (const Section& section : sections) {
     ISTHMUS_CHECK(
         Error, section.num_elements >= 0 && section.num_elements <= std::numeric_limits<int64_t>::max() - row_elements_,
         "parameter ", section.parameter, " has ", section.num_elements,

@@ -20,10 +20,6 @@ int place_of(int rank, const std::vector<int>& ranks) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-at::Tensor as_tensor(ConstBuffer buffer) {
-  return at::from_blob(const_cast<void*>(buffer.data), {buffer.bytes()}, at::kByte);
-}
-
 }  // namespace
 
 // Messages are paired by tag. The tag also encodes the operation: if ranks disagree about it, nothing arrives and the
@@ -52,22 +48,14 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
     c10::intrusive_ptr<c10d::Work> work;
   };
 
-  void post_receive(int peer, Buffer buffer) override {
-    post("receiving from", peer, buffer, [&](std::vector<at::Tensor>& tensors) {
-      return transport_.backend_->recv(tensors, transport_.ranks_[peer], tag(buffer));
-    });
-  }
-  void post_send(int peer, ConstBuffer buffer) override {
-    post("sending to", peer, buffer, [&](std::vector<at::Tensor>& tensors) {
-      return transport_.backend_->send(tensors, transport_.ranks_[peer], tag(buffer));
-    });
-  }
-
-  template <typename Start>
-  void post(const char* what, int peer, ConstBuffer buffer, Start start) {
+  void post(bool receives, int peer, Buffer buffer) override {
+    const char* const what = receives ? "receiving from" : "sending to";
     with_peer_named(what, peer, [&] {
-      std::vector<at::Tensor> tensors{as_tensor(buffer)};
-      messages_.push_back({what, peer, start(tensors)});
+      c10d::Backend& backend = *transport_.backend_;
+      const int rank = transport_.ranks_[peer];
+      std::vector<at::Tensor> tensors{at::from_blob(buffer.data, {buffer.bytes()}, at::kByte)};
+      messages_.push_back(
+          {what, peer, receives ? backend.recv(tensors, rank, tag(buffer)) : backend.send(tensors, rank, tag(buffer))});
     });
   }
 

@@ -141,10 +141,10 @@ HandlePtr EmulatedTransport::all_to_all(ConstBuffer in, Buffer out, Stream strea
 // In place NCCL does not write this rank's own part.
 HandlePtr EmulatedTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
   count_sent(in.bytes());
-  return gather_units(in, out, stream);
+  return all_gather_uncounted(in, out, stream);
 }
 
-HandlePtr EmulatedTransport::gather_units(ConstBuffer in, Buffer out, Stream stream) {
+HandlePtr EmulatedTransport::all_gather_uncounted(ConstBuffer in, Buffer out, Stream stream) {
   std::vector<MemoryUse> uses = {reads(in)};
   for (int part = 0; part < size(); ++part) {
     const Buffer written = out.part(part, in.num_elements);
