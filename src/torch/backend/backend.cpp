@@ -259,10 +259,10 @@ Side& BackendIsthmus::cuda_side(const char* call) {
 }
 
 Side& BackendIsthmus::arrived_on(Side& side, const char* call, bool is_collective) {
+  group_.process.require_this();
   if (is_collective) {
     CallbackThreads::await_turn();
   }
-  group_.process.require_this();
   side.arrived(call);
   faults_.require_usable();
   counters_.count_call(call);

@@ -177,11 +177,7 @@ class BackendIsthmus final : public c10d::Backend {
   Side& cuda_side(const char* call);
   // The first step of every call: returns the side of its tensors. Throws if the group has failed, is shut down, or has
   // no side for them.
-  template <typename Tensors>
-  Side& arrived(const char* call, const Tensors& tensors, bool is_collective = true) {  // one tensor or several
-    group_.process.require_this();
-    return arrived_on(side_of(call, tensors), call, is_collective);
-  }
+  Side& arrived(const char* call, const auto& tensors) { return arrived_on(side_of(call, tensors), call); }
   Side& arrived_on(Side& side, const char* call, bool is_collective = true);
 
   // Makes the group fail, on all ranks, unless the tensors that the root gathers or scatters have the size and the type
@@ -199,12 +195,18 @@ class BackendIsthmus final : public c10d::Backend {
   void close_group();                     // starts the group's operations
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
 
-  // Reductions. side: the first tensor's.
+  // Returns the gradient that the call reduces, if it is one; otherwise counts the reason. In an all-reduce, output and
+  // input are the same tensor.
+  std::optional<Reduction> gradient_of(const at::Tensor& output, const at::Tensor& input, Collective collective,
+                                       const c10d::ReduceOp& op);
+  // side: the first tensor's.
   WorkPtr submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input, Reduction gradient,
                            std::chrono::milliseconds timeout);
   WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
 
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
+  // Returns the unit whose weights `output` will hold, where they cross as differences; null if it gathers no weights.
+  UnitPtr unit_of_gather(const at::Tensor& output);
   WorkPtr gather_tensor(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   // unit: the unit whose weights the call gathers; null if it gathers none.
   WorkPtr submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,

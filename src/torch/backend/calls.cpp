@@ -270,21 +270,21 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
   require_tag_of_callers("send", tag);
-  Side& side = arrived("send", tensors, /*is_collective=*/false);
+  Side& side = arrived_on(side_of("send", tensors), "send", /*is_collective=*/false);
   return forward(side, "send", border_.send(payload_bytes(tensors), destination),
                  [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
   require_tag_of_callers("recv", tag);
-  Side& side = arrived("recv", tensors, /*is_collective=*/false);
+  Side& side = arrived_on(side_of("recv", tensors), "recv", /*is_collective=*/false);
   return forward(side, "recv", border_.receive(payload_bytes(tensors), source),
                  [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
   require_tag_of_callers("recv", tag);
-  Side& side = arrived("recvAnysource", tensors, /*is_collective=*/false);
+  Side& side = arrived_on(side_of("recvAnysource", tensors), "recvAnysource", /*is_collective=*/false);
   return forward(side, "recvAnysource", {},  // nobody knows yet from where
                  [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }

@@ -34,6 +34,23 @@ bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor&
          output.layout() == at::kStrided && output.device() == input.device();
 }
 
+UnitPtr BackendIsthmus::unit_of_gather(const at::Tensor& output) {
+  if (!group_.options.sends_differences()) {
+    return nullptr;
+  }
+  const UnitCall* const told = registry_->told();
+  const UnitHandlePtr unit = told != nullptr ? told->unit : weights_caller ? weights_caller(*this) : nullptr;
+  if (unit == nullptr) {
+    return nullptr;
+  }
+  UnitKey key;
+  key.name = unit->name;
+  key.dtype = floating_dtype(output.scalar_type()).value_or(DataType::kByte);
+  key.num_elements = key.dtype == DataType::kByte ? static_cast<int64_t>(output.nbytes()) : output.numel();
+  key.collective = Collective::kAllGather;
+  return unit->of_calls(key, output.is_cuda());
+}
+
 WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
                                       std::chrono::milliseconds timeout, const UnitPtr& unit) {
   TwoTierCall call;
@@ -48,7 +65,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   call.timeout = timeout_or_default(timeout);
   // The input is a part of the output where FSDP2 gathers, so the stream that wrote it is the one that owns both.
   const bool is_copied = call.input_is_copy || !call.written.is_same(output);
-  const UnitCall* const told = told_call();
+  const UnitCall* const told = registry_->told();
   const auto owner = is_copied || told == nullptr ? std::nullopt : told->input_stream;
   if (unit == nullptr) {
     call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written), owner](
@@ -71,8 +88,7 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
 WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor input,
                                       const c10d::AllgatherOptions& options) {
   if (takes_two_tiers(output, input)) {
-    const auto unit = recogniser_.knows_weights() ? recogniser_.recognise_gather(output) : nullptr;
-    return submit_gather(side, output, input, options.timeout, unit);
+    return submit_gather(side, output, input, options.timeout, unit_of_gather(output));
   }
   if (output.is_contiguous()) {  // Gloo requires matching shapes, the two-tier path does not
     output = output.view({-1});
@@ -92,11 +108,10 @@ WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, c
 WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) {
   Side& side = arrived("allgather", inputs);
-  if (recogniser_.knows_weights() && inputs.size() == 1 && outputs.size() == 1 &&
+  if (group_.options.sends_differences() && inputs.size() == 1 && outputs.size() == 1 &&
       outputs[0].size() == static_cast<size_t>(group_.size)) {
     const at::Tensor output = whole_of(outputs[0]);
-    const UnitPtr unit =
-        output.defined() && takes_two_tiers(output, inputs[0]) ? recogniser_.recognise_gather(output) : nullptr;
+    const UnitPtr unit = output.defined() && takes_two_tiers(output, inputs[0]) ? unit_of_gather(output) : nullptr;
     if (unit != nullptr) {
       return submit_gather(side, output, inputs[0], options.timeout, unit);
     }

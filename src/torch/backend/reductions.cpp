@@ -11,6 +11,27 @@ namespace {
 
 Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.data_ptr(), tensor.numel(), dtype}; }
 
+// Returns the factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in GPU memory, where
+// reading it would block.
+std::optional<double> sum_scale(const c10d::ReduceOp& op, int size) {
+  if (op.op_ == c10d::ReduceOp::SUM) {
+    return 1.0;
+  }
+  if (op.op_ == c10d::ReduceOp::AVG) {
+    return 1.0 / size;
+  }
+  if (const auto* factor = premultiplier(op)) {
+    const at::Tensor& tensor = factor->tensor_factor;
+    if (!tensor.defined()) {
+      return factor->double_factor;
+    }
+    if (tensor.is_cpu()) {
+      return tensor.item<double>();
+    }
+  }
+  return std::nullopt;
+}
+
 // Multiplies `tensor` for a call with with_plain_sum(), if the world backend does not multiply (Gloo). Throws TypeError
 // if the world backend would misread a factor of another type (NCCL).
 at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const WorldAbilities& world) {
@@ -49,6 +70,24 @@ CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
 }
 
 }  // namespace
+
+std::optional<Reduction> BackendIsthmus::gradient_of(const at::Tensor& output, const at::Tensor& input,
+                                                     Collective collective, const c10d::ReduceOp& op) {
+  const auto dtype = floating_dtype(input.scalar_type());
+  const auto scale = sum_scale(op, group_.size);
+  std::optional<UnitKey> key;  // without a name
+  if (group_.two_tier() && dtype && scale && output.device() == input.device() && input.numel() > 0 &&
+      input.layout() == at::kStrided && output.scalar_type() == input.scalar_type()) {
+    key = UnitKey{.name = {}, .num_elements = input.numel(), .dtype = *dtype, .collective = collective};
+  }
+  const UnitCall* const told = registry_->told();
+  std::optional<Reduction> gradient = told != nullptr && key ? told->reduction(*key, input.is_cuda())
+                                                             : recogniser_.unit_of_this_call(output, input, key);
+  if (gradient) {
+    gradient->scale = *scale;
+  }
+  return gradient;
+}
 
 WorkPtr BackendIsthmus::submit_reduction(Side& side, const at::Tensor& output, const at::Tensor& input,
                                          Reduction gradient, std::chrono::milliseconds timeout) {
@@ -105,7 +144,7 @@ WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,
 WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
   Side& side = arrived("allreduce", tensors);
   if (tensors.size() == 1) {
-    if (const auto gradient = recogniser_.recognise(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
+    if (const auto gradient = gradient_of(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
       return submit_reduction(side, tensors[0], tensors[0], *gradient, options.timeout);
     }
   }
@@ -132,7 +171,7 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   std::vector<WorkPtr> works;
   std::vector<at::Tensor> plain;
   for (const auto& tensor : tensors) {
-    if (const auto gradient = recogniser_.recognise(tensor, tensor, Collective::kAllReduce, options.reduceOp)) {
+    if (const auto gradient = gradient_of(tensor, tensor, Collective::kAllReduce, options.reduceOp)) {
       Side& own = side_of("allreduce_coalesced", tensor);
       works.push_back(submit_reduction(own, tensor, tensor, *gradient, options.timeout));
     } else {
@@ -186,7 +225,7 @@ WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::ve
 WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::ReduceScatterOptions& options) {
   Side& side = arrived("_reduce_scatter_base", input);
-  if (const auto gradient = recogniser_.recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
+  if (const auto gradient = gradient_of(output, input, Collective::kReduceScatter, options.reduceOp)) {
     return submit_reduction(side, output, input, *gradient, options.timeout);
   }
   at::Tensor shard = at_least_1d(output);
@@ -207,8 +246,7 @@ WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>&
   std::vector<at::Tensor> plain_outputs;
   std::vector<at::Tensor> plain_inputs;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (const auto gradient =
-            recogniser_.recognise(outputs[i], inputs[i], Collective::kReduceScatter, options.reduceOp)) {
+    if (const auto gradient = gradient_of(outputs[i], inputs[i], Collective::kReduceScatter, options.reduceOp)) {
       Side& own = side_of("reduce_scatter_tensor_coalesced", inputs[i]);
       works.push_back(submit_reduction(own, outputs[i], inputs[i], *gradient, options.timeout));
     } else {

@@ -5,11 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <exception>
 #include <optional>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace isthmus::torch_backend {
 
@@ -39,36 +35,6 @@ inline void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) {
     throw pybind11::error_already_set();
   }
-}
-
-// Waits for `work` by wait(timeout), which throws once the timeout is over, in parts, so that handlers run between
-// them.
-template <typename Wait>
-bool wait_with_signals(c10d::Work& work, std::chrono::milliseconds timeout, const Wait& wait) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kLongestPart{500};
-  if (!runs_signal_handlers()) {
-    return wait(timeout);
-  }
-  const auto begin = Clock::now();
-  while (!work.isCompleted()) {
-    auto part = kLongestPart;
-    if (timeout != kNoTimeout) {
-      const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
-      part = std::clamp(timeout - waited, std::chrono::milliseconds(1), kLongestPart);
-    }
-    const auto end = Clock::now() + part;
-    try {
-      return wait(part);
-    } catch (const std::exception&) {
-      const bool is_last = timeout != kNoTimeout && Clock::now() - begin >= timeout;
-      if (!work.isCompleted() && (is_last || Clock::now() < end)) {
-        throw;
-      }
-    }
-    run_signal_handlers();
-  }
-  return wait(kNoTimeout);
 }
 
 }  // namespace isthmus::torch_backend

@@ -3,8 +3,10 @@
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "base/threads.h"
 #include "isthmus/error.h"
 #include "transport/message_transport.h"  // Clock
 
@@ -19,12 +21,27 @@ constexpr std::chrono::milliseconds kWatchPause{500};
 constexpr std::chrono::milliseconds kFirstLookPause{500};
 constexpr std::chrono::milliseconds kBusyLookPause{2000};
 constexpr std::chrono::milliseconds kLongestLookPause{30000};
+// How long a rank that failed waits for the others' reports.
+constexpr std::chrono::milliseconds kReportPatience{2000};
 
 std::exception_ptr dist_error(const std::string& text) {
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
 }
 
+std::chrono::milliseconds shortened(std::chrono::milliseconds timeout, std::chrono::milliseconds by) {
+  timeout = std::min(timeout, kLongestTimeout);
+  return timeout - std::min(by, timeout / 4);
+}
+
 }  // namespace
+
+std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
+  return shortened(timeout, kReportPatience);
+}
+
+std::chrono::milliseconds without_abort(std::chrono::milliseconds timeout) {
+  return shortened(timeout, kReportPatience + kAbortPatience);
+}
 
 FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store,
                        c10::intrusive_ptr_target& owner)

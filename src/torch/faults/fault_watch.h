@@ -1,7 +1,6 @@
 // Detects and explains failures of a process group's operations, and makes the group fail from then on.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -13,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/threads.h"
 #include "torch/base/group.h"
 #include "torch/faults/fault_board.h"
 
@@ -48,22 +46,14 @@ class WatchedCalls {
 
 // Replaces a timeout that means "never", which would overflow: deadlines are counted in nanoseconds.
 inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 3650);
-// How long a rank that failed waits for the others' reports.
-inline constexpr std::chrono::milliseconds kReportPatience{2000};
 
 // Returns the time limit for an operation's hops. It leaves time to collect the report, so that the error that names
 // the missing ranks comes within the timeout.
-inline std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
-  timeout = std::min(timeout, kLongestTimeout);
-  return timeout - std::min(kReportPatience, timeout / 4);
-}
+std::chrono::milliseconds without_report(std::chrono::milliseconds timeout);
 
 // Returns the time limit for operations on a GPU. Once the timeout is over, NCCL's watchdog ends the process; this
 // leaves time to ask the other ranks and to abort NCCL before.
-inline std::chrono::milliseconds without_abort(std::chrono::milliseconds timeout) {
-  timeout = std::min(timeout, kLongestTimeout);
-  return timeout - std::min<std::chrono::milliseconds>(kReportPatience + kAbortPatience, timeout / 4);
-}
+std::chrono::milliseconds without_abort(std::chrono::milliseconds timeout);
 
 // Its own thread looks for other ranks' reports while an operation takes long, or may take long on a GPU; for faults
 // that the GPU found; and for operations on the GPU that do not end. Any thread may call any method except those that

@@ -34,7 +34,7 @@ SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs)
   for (const auto& [parameter, num_elements] : pairs) {
     sections.push_back({parameter, num_elements});
   }
-  return std::make_shared<Sections>(std::move(sections));
+  return std::make_shared<Sections>(sections);
 }
 
 // Takes the memory along.
@@ -123,11 +123,10 @@ void bind_calls(py::module_& module) {
           "the current stream.")
       .def("__enter__",
            [](UnitCall& self) {
-             TORCH_CHECK(told_call() != &self, "isthmus: this thread makes this call already");
-             self.outer = told_call();
-             told_call() = &self;
+             TORCH_CHECK(told_call != &self, "isthmus: this thread makes this call already");
+             self.outer = std::exchange(told_call, &self);
            })
-      .def("__exit__", [](const UnitCall& self, const py::args& /*error*/) { told_call() = self.outer; });
+      .def("__exit__", [](const UnitCall& self, const py::args& /*error*/) { told_call = self.outer; });
   module.def(
       "push_name", &push_name, "name"_a,
       "Reductions of this thread that nothing else tells of are gradients of the unit `name`, until pop_name().");

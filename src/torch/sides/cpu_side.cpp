@@ -89,7 +89,6 @@ WorkPtr CpuSide::run_between_collectives(const char* name, std::function<void(Co
 }
 
 WorkPtr CpuSide::queue(c10::intrusive_ptr<WorkerWork> work, std::function<void()> run, bool is_collective) {
-  group_.process.require_this();
   work->complete_on(callback_threads_);
   const std::lock_guard lock(mutex_);
   faults_.require_usable();  // under the lock, so that wait_until_idle() sees the task or the task is refused
@@ -130,13 +129,7 @@ void CpuSide::run_task(const Task& task) {
   if (task.profilers) {
     watched.emplace(*task.profilers);
   }
-  try {
-    task.run();
-  } catch (const std::exception&) {
-    task.work->fail(std::current_exception());
-    return;
-  }
-  task.work->complete();
+  task.work->run(task.run);
 }
 
 void CpuSide::run_collective(const TwoTierCall& call, uint64_t sequence_number) {

@@ -30,8 +30,9 @@ inline auto& pass_function = *new std::function<void()>;
 // keep FSDP's units.
 struct NamedBlock {
   std::string name;
-  // How many reductions of each shape it has had so far; a process group is known by its GradientRecogniser.
-  std::map<std::pair<const void*, CallShape>, int> num_reductions;
+  // How many reductions of each key, without a name, it has had so far; a process group is known by its
+  // GradientRecogniser.
+  std::map<std::pair<const void*, UnitKey>, int> num_reductions;
 };
 
 // Returns whether the calling thread is in FSDP2's "FSDP::post_backward_reduce (blocks.1) [pg=4]" or FSDP1's

@@ -1,6 +1,6 @@
-// Finds which calls of a process group reduce gradients or gather weights, their units, and the factors of their sums.
-// It derives them from the caller and never guesses. All ranks of a group get the same answer, because units are
-// numbered in the order in which the group first reduces them.
+// Finds which calls of a process group reduce gradients, and their units, where nobody tells of them. It derives them
+// from the caller and never guesses. All ranks of a group get the same answer, because units are numbered in the order
+// in which the group first reduces them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,6 @@
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
 #include <variant>
 
@@ -22,19 +21,19 @@
 
 namespace isthmus::torch_backend {
 
-// Numbers parameters of one shape in the order in which they appear. A parameter keeps its number, and numbers are
-// never reused, not even those of freed parameters.
+// Numbers parameters of one size and type in the order in which they appear. A parameter keeps its number, and numbers
+// are never reused, not even those of freed parameters. Keys have no name.
 class ParameterNumbers {
  public:
-  int number(const WeakParameter& parameter, const CallShape& shape);
+  int number(const WeakParameter& parameter, const UnitKey& key);
 
  private:
   struct Numbered {
     WeakParameter parameter;
     int number;
   };
-  std::map<std::pair<CallShape, const c10::TensorImpl*>, Numbered> by_parameter_;
-  std::map<CallShape, int> next_;
+  std::map<std::pair<UnitKey, const c10::TensorImpl*>, Numbered> by_parameter_;
+  std::map<UnitKey, int> next_;
 };
 
 // A reduction that FSDP makes; or why it does not make the calling thread's, where that is known.
@@ -58,26 +57,19 @@ class GradientRecogniser {
                      c10d::Backend& backend)
       : group_(group), units_(units), counters_(counters), covers_job_(covers_job), backend_(backend) {}
 
-  // Returns the gradient that the call reduces, if it is one; otherwise counts the reason. In an all-reduce, output and
-  // input are the same tensor.
-  std::optional<Reduction> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
-                                     const c10d::ReduceOp& op);
-
-  // Whether weights cross as differences.
-  bool knows_weights() const { return group_.options.sends_differences() && group_.two_tier(); }
-  // Returns the unit whose parameters `output` will hold; null if the call gathers no parameters.
-  UnitPtr recognise_gather(const at::Tensor& output);
+  // Returns the gradient that the call reduces, if it is one; otherwise counts the reason. key: of the call, without a
+  // name; nothing: it cannot be reduced in two tiers. In an all-reduce, output and input are the same tensor.
+  std::optional<Reduction> unit_of_this_call(const at::Tensor& output, const at::Tensor& input,
+                                             const std::optional<UnitKey>& key);
 
  private:
-  const UnitCall* told() const;
   Reason why_not_recognised(const at::Tensor& output, const at::Tensor& input, bool reducible, Reason not_fsdps) const;
 
-  // Returns the unit of a reduction whose caller tells of none, and why it must stay exact; nothing if it is no
-  // gradient. FSDP's unit takes precedence over a user's name. It holds mutex_ for the methods below. not_fsdps: set to
-  // why a reduction inside of FSDP's is not FSDP's, where that is known.
-  std::optional<Reduction> unit_of_this_call(const at::Tensor& output, const at::Tensor& input, const CallShape& shape,
-                                             Reason& not_fsdps);
-  Reduction unknown_unit(const CallShape& shape, bool on_gpu);
+  // FSDP's unit takes precedence over a user's name. It holds mutex_ for the methods below. not_fsdps: set to why a
+  // reduction inside of FSDP's is not FSDP's, where that is known.
+  std::optional<Reduction> find_unit(const at::Tensor& output, const at::Tensor& input, const UnitKey& key,
+                                     Reason& not_fsdps);
+  Reduction unknown_unit(UnitKey key, bool on_gpu);
 
   const Group& group_;
   UnitRegistry& units_;
@@ -88,7 +80,7 @@ class GradientRecogniser {
   std::mutex mutex_;  // guards the members below
   ParameterNumbers parameters_;
   int graph_task_ = -1;
-  std::map<CallShape, int> in_graph_task_;  // how many unknown reductions of each shape it has had
+  std::map<UnitKey, int> in_graph_task_;  // how many unknown reductions of each key it has had
 };
 
 }  // namespace isthmus::torch_backend

@@ -1,5 +1,7 @@
 #include "torch/units/unit_handle.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "torch/units/unit_registry.h"
@@ -14,51 +16,50 @@ UnitHandle::UnitHandle(std::string name_, uint64_t layout_, std::optional<Reason
       parameters(std::move(parameters_)),
       registry_(std::move(registry)) {}
 
-Reduction UnitHandle::reduction(const CallShape& shape, bool on_gpu, const std::shared_ptr<const Sections>& sections,
-                                const std::shared_ptr<const Sections>& with_gradients) {
-  if (sections == nullptr) {
-    return {.unit = of_shape(shape, layout, on_gpu)};
-  }
-  const int64_t rows = shape.collective == Collective::kReduceScatter ? registry_->num_ranks() : 1;
-  const std::shared_ptr<const Sections>& given = with_gradients != nullptr ? with_gradients : sections;
-  if (rows * given->row_elements() != shape.num_elements) {
-    return {.unit = of_shape(shape, given->hash(), on_gpu)};
-  }
-  const CallShape whole{rows * sections->row_elements(), shape.dtype, shape.collective};
-  return {.unit = of_shape(whole, sections->hash(), on_gpu), .sections = with_gradients};
-}
+int UnitHandle::num_ranks() const { return registry_->num_ranks(); }
 
-UnitPtr UnitHandle::of_shape(const CallShape& shape, uint64_t layout_of_call, bool on_gpu) {
+UnitPtr UnitHandle::of_calls(const UnitKey& key, bool on_gpu) {
   const std::lock_guard lock(mutex_);
-  for (const Shaped& one : units_) {
-    if (one.shape == shape && one.layout == layout_of_call && one.on_gpu == on_gpu) {
-      return one.unit;
-    }
-  }
-  const UnitKey key{name, shape.num_elements, shape.dtype, shape.collective, layout_of_call};
-  return units_.emplace_back(Shaped{shape, layout_of_call, on_gpu, registry_->make_unit(key, why_exact)}).unit;
+  std::vector<UnitPtr>& units = units_[on_gpu ? 1 : 0];
+  const auto found = std::ranges::find(units, key, [](const UnitPtr& unit) -> const UnitKey& { return unit->key; });
+  return found != units.end() ? *found : units.emplace_back(registry_->make_unit(key, why_exact));
 }
 
 std::vector<UnitPtr> UnitHandle::all() const {
   const std::lock_guard lock(mutex_);
-  std::vector<UnitPtr> units;
-  units.reserve(units_.size());
-  for (const Shaped& one : units_) {
-    units.push_back(one.unit);
-  }
+  std::vector<UnitPtr> units = units_[0];
+  units.insert(units.end(), units_[1].begin(), units_[1].end());
   return units;
 }
 
 void UnitHandle::clear() {
-  std::vector<Shaped> gone;  // freed without the lock
+  std::vector<UnitPtr> gone;  // freed without the lock
   const std::lock_guard lock(mutex_);
-  std::erase_if(units_, [&gone](Shaped& one) {
-    const bool reduces = one.shape.collective != Collective::kAllGather;
-    if (reduces) {
-      gone.push_back(std::move(one));
+  for (std::vector<UnitPtr>& units : units_) {
+    const auto reduces = [](const UnitPtr& unit) { return unit->key.collective != Collective::kAllGather; };
+    std::ranges::copy_if(units, std::back_inserter(gone), reduces);
+    std::erase_if(units, reduces);
+  }
+}
+
+Reduction UnitCall::reduction(UnitKey key, bool on_gpu) const {
+  Reduction reduction;
+  reduction.why_exact = why_exact;
+  reduction.input_stream = input_stream;
+  key.name = unit->name;
+  key.layout = unit->layout;
+  if (sections != nullptr) {
+    const Sections& given = with_gradients != nullptr ? *with_gradients : *sections;
+    const int64_t rows = key.collective == Collective::kReduceScatter ? unit->num_ranks() : 1;
+    key.layout = given.hash();
+    if (rows * given.row_elements() == key.num_elements) {
+      key.num_elements = rows * sections->row_elements();
+      key.layout = sections->hash();
+      reduction.sections = with_gradients;
     }
-    return reduces;
-  });
+  }
+  reduction.unit = unit->of_calls(key, on_gpu);
+  return reduction;
 }
 
 }  // namespace isthmus::torch_backend

@@ -3,7 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <compare>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,17 +16,10 @@
 
 namespace isthmus::torch_backend {
 
-struct CallShape {
-  int64_t num_elements = 0;  // of the whole input of a reduction, or of what a gather puts out
-  DataType dtype = DataType::kFloat32;
-  Collective collective = Collective::kReduceScatter;
-  auto operator<=>(const CallShape&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees one
-};
-
 class UnitRegistry;
 
-// One for each process group, however often and in however many shapes it is reduced and gathered: the core's units of
-// these shapes live as long as it does. Any thread may call any method.
+// One for each process group, however often and in however many sizes it is reduced and gathered: the core's units of
+// these sizes live as long as it does. Any thread may call any method.
 class UnitHandle {
  public:
   UnitHandle(std::string name_, uint64_t layout_, std::optional<Reason> why_exact_, std::string parameters_,
@@ -39,12 +32,10 @@ class UnitHandle {
   const std::string parameters;           // of people and checkpoints: the layout as text; "": unknown
 
   bool is_of(const UnitRegistry& registry) const { return registry_.get() == &registry; }
+  int num_ranks() const;  // of its group
 
-  // The reduction of its gradient by a call of this shape. sections, with_gradients: see UnitCall. Where they have
-  // another size than the input the elements are in an unknown order.
-  Reduction reduction(const CallShape& shape, bool on_gpu, const std::shared_ptr<const Sections>& sections = nullptr,
-                      const std::shared_ptr<const Sections>& with_gradients = nullptr);
-  UnitPtr gathered(const CallShape& shape, bool on_gpu) { return of_shape(shape, 0, on_gpu); }
+  // The core's unit of its calls with this key, which has its name.
+  UnitPtr of_calls(const UnitKey& key, bool on_gpu);
 
   // The core's units so far.
   std::vector<UnitPtr> all() const;
@@ -52,17 +43,9 @@ class UnitHandle {
   void clear();
 
  private:
-  struct Shaped {
-    CallShape shape;
-    uint64_t layout;
-    bool on_gpu;
-    UnitPtr unit;
-  };
-  UnitPtr of_shape(const CallShape& shape, uint64_t layout_of_call, bool on_gpu);
-
   const std::shared_ptr<UnitRegistry> registry_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::vector<Shaped> units_;
+  mutable std::mutex mutex_;                     // guards what follows
+  std::array<std::vector<UnitPtr>, 2> units_{};  // on the CPU and on GPUs
 };
 
 using UnitHandlePtr = std::shared_ptr<UnitHandle>;
@@ -78,12 +61,13 @@ struct UnitCall {
   // On a GPU, whose present work makes the input. Nothing: that of the current stream.
   std::optional<Stream> input_stream = {};
   const UnitCall* outer = nullptr;  // that it stands in
+
+  // The reduction of an input of this size and type; its scale is 1. Where the sections have another size than the
+  // input, the elements are in an unknown order. key: name and layout do not matter.
+  Reduction reduction(UnitKey key, bool on_gpu) const;
 };
 
-// The call that the calling thread makes; null: nobody tells.
-inline const UnitCall*& told_call() {
-  thread_local const UnitCall* call = nullptr;
-  return call;
-}
+// The call that the calling thread makes; null: nobody tells. See UnitRegistry::told().
+inline thread_local const UnitCall* told_call = nullptr;
 
 }  // namespace isthmus::torch_backend

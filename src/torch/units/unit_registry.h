@@ -27,6 +27,8 @@ class UnitRegistry : public std::enable_shared_from_this<UnitRegistry> {
         tables_{UnitTable(group.options.max_units), UnitTable(group.options.max_units)} {}
 
   int num_ranks() const { return num_ranks_; }
+  // The call that the calling thread makes of one of these units; null: it tells of none.
+  const UnitCall* told() const { return told_call != nullptr && told_call->unit->is_of(*this) ? told_call : nullptr; }
 
   // Makes a unit, which lives as long as somebody holds it. counted: units of equal names are "name", "name (2)", in
   // the order in which they are made, whichever still live.

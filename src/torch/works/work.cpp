@@ -37,6 +37,36 @@ bool is_network_failure(const std::exception& error) {
                      [&](std::string_view sign) { return text.find(sign) != std::string_view::npos; });
 }
 
+// Waits for `work` by wait(timeout), which throws once the timeout is over, in parts, so that handlers run between
+// them.
+template <typename Wait>
+bool wait_with_signals(c10d::Work& work, std::chrono::milliseconds timeout, const Wait& wait) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLongestPart{500};
+  if (!runs_signal_handlers()) {
+    return wait(timeout);
+  }
+  const auto begin = Clock::now();
+  while (!work.isCompleted()) {
+    auto part = kLongestPart;
+    if (timeout != kNoTimeout) {
+      const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
+      part = std::clamp(timeout - waited, std::chrono::milliseconds(1), kLongestPart);
+    }
+    const auto end = Clock::now() + part;
+    try {
+      return wait(part);
+    } catch (const std::exception&) {
+      const bool is_last = timeout != kNoTimeout && Clock::now() - begin >= timeout;
+      if (!work.isCompleted() && (is_last || Clock::now() < end)) {
+        throw;
+      }
+    }
+    run_signal_handlers();
+  }
+  return wait(kNoTimeout);
+}
+
 }  // namespace
 
 WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
@@ -64,6 +94,16 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {
     }
   }
   return future_;
+}
+
+void WorkerWork::run(const std::function<void()>& operation) {
+  std::exception_ptr error;
+  try {
+    operation();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  end(std::move(error));
 }
 
 void WorkerWork::end(std::exception_ptr error) {
@@ -221,13 +261,10 @@ WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::f
   auto followed = c10::make_intrusive<WorkerWork>(-1, work->retrieveOpType(), nullptr, std::vector<at::Tensor>{},
                                                   std::move(outputs));
   work->getFuture()->addCallback([followed, then = std::move(then)](c10::ivalue::Future& done) {
-    try {
+    followed->run([&] {
       done.value();  // throws if it failed
       then();
-      followed->complete();
-    } catch (...) {
-      followed->fail(std::current_exception());
-    }
+    });
   });
   return followed;
 }

@@ -18,7 +18,7 @@ namespace isthmus::torch_backend {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // One operation that the worker thread runs. The caller uses wait(timeout), isCompleted, exception, result and
-// getFuture; a forked child has no worker and must not wait. The worker calls complete() or fail(), once. The Future
+// getFuture; a forked child has no worker and must not wait. The worker calls run() or fail(), once. The Future
 // completes first, so its callbacks have run when waiters go on. They run on a thread that may wait for other calls.
 class WorkerWork final : public c10d::Work {
  public:
@@ -37,7 +37,8 @@ class WorkerWork final : public c10d::Work {
   void tell_waits(std::function<std::function<void()>()> listener) { wait_begins_ = std::move(listener); }
   // Completes the Future on these threads, not on the worker. Called before the Work is handed out.
   void complete_on(std::shared_ptr<CallbackThreads> threads) { callback_threads_ = std::move(threads); }
-  void complete() { end(nullptr); }
+  // Completes it with what comes of `operation`.
+  void run(const std::function<void()>& operation);
   void fail(std::exception_ptr error) { end(std::move(error)); }
 
  private:
