@@ -61,14 +61,18 @@ class _Collective:
         self._call: _C.UnitCall | None = None  # None: the target's backend is another one
 
     def _over(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
-        """Return the companion of `group`, or `group` if it has none."""
+        """Return the group that a call of FSDP2 over `group` goes over: the companion of that, if it has one."""
         target = self._target() if self._group() is group else None
         if target is None:
-            target = companion_of(group) or group
+            own = self._group_of(group)
+            target = companion_of(own) or own
             self._group, self._target = weakref.ref(group), weakref.ref(target)
             backend = isthmus_backend(target)
             self._call = None if backend is None else self._call_over(backend)
         return target
+
+    def _group_of(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        return group
 
     def _call_over(self, backend: _C.Backend) -> _C.UnitCall:
         raise NotImplementedError
@@ -161,8 +165,7 @@ class UnitReduceScatter(_Collective):
         collective.
         """
         unit = self._unit()
-        group = self._over(shard_group(unit) or group)
-        call = self._call
+        group, call = self._over(group), self._call
         if call is not None:
             trained = trainable_indexes(unit)
             if trained != self._trained or input_tensor.numel() != self._num_elements:
@@ -173,6 +176,9 @@ class UnitReduceScatter(_Collective):
         with call or nullcontext():
             work: dist.Work | None = self._own(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         return work
+
+    def _group_of(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        return shard_group(self._unit()) or group
 
     def _call_over(self, backend: _C.Backend) -> _C.UnitCall:
         unit = self._unit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from collections import Counter
 from collections.abc import Iterable, MutableMapping
@@ -56,6 +57,18 @@ class Unit:
         return self.prepared.full_name(self.name) if self.prepared is not None and self.name else ""
 
 
+def numbered(name: str, num_earlier: int) -> str:
+    """Return the name of a unit before which so many had that name: "blocks.0 (2)" if one had."""
+    return f"{name} ({num_earlier + 1})" if num_earlier else name
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """Return a unit's name without the number that tells apart models of equal names, "blocks.0 (2)"; and that."""
+    found = re.fullmatch(r"(.*?)(?: \((\d+)\))?", name, re.DOTALL)
+    assert found is not None  # any text matches
+    return found[1], int(found[2] or 1)
+
+
 # By FSDP2's object, FSDP1's handle or the DTensor that is reduced.
 prepared_units: MutableMapping[Any, Unit] = WeakIdKeyDictionary()
 
@@ -83,8 +96,7 @@ class Prepared:
 
     def full_name(self, unit_name: str) -> str:
         """Return the name under which the backend knows a unit."""
-        name = self.base_name(unit_name)
-        return f"{name} ({self.number + 1})" if self.number else name
+        return numbered(self.base_name(unit_name), self.number)
 
     def take_number(self, groups: Iterable[dist.ProcessGroup], bucket_owner: int | None = None) -> None:
         """Take the first number that no others have in any group. bucket_owner: DDP's.
