@@ -153,8 +153,8 @@ def functions_at(addresses: list[int]) -> Iterator[tuple[str, str]]:
         path = Path(file).resolve()
         if not path.is_relative_to(ROOT) or not line.isdigit():
             continue
-        text = path.read_text().splitlines()[int(line) - 1]
-        is_one_line = "{" in text and text.rstrip().endswith("}")
+        text = path.read_text().splitlines()[int(line) - 1].partition("//")[0].rstrip()
+        is_one_line = "{" in text and text.endswith("}")
         if is_one_line or re.match(r"\s*(struct|class|union|template)\b", text) or "= default" in text:
             continue
         if not name.startswith(("TLS ", "__tls")):
