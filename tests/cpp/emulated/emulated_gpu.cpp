@@ -327,11 +327,6 @@ kernels::DeviceCounts EmulatedGpu::read_counts() {
   return launcher_->read_counts();
 }
 
-CodecCounts EmulatedGpu::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
-  launcher_->drop_residual_after_spike(magnitudes, residual, stream);
-  return {};
-}
-
 void EmulatedGpu::throw_if_faulted() { throw_if_any_reported(launcher_->fault_seen_by_host()); }
 
 void EmulatedGpu::begin_range(const char* range_name) {
