@@ -12,7 +12,7 @@
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
-#include "kernels/weights/device.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus {
 namespace {

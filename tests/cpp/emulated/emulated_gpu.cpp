@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "kernels/weights/device.h"
+#include "kernels/weights/weight_coder.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 namespace isthmus::test {
