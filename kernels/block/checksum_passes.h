@@ -165,6 +165,26 @@ class SumsOfPackets {
   int64_t step_;
 };
 
+// The first pass of a decoding that takes checksums on the way, or none of them: decode(checksums). After a fault it
+// does nothing.
+template <typename Group, typename Decode>
+ISTHMUS_DEVICE void decode_with_checksums(Group& group, const DecodeJobBase& job, bool with_checksums,
+                                          const Decode& decode) {
+  if (group.group_number() == 0 && group.thread() == 0) {
+    *job.state = DecodeState{};
+  }
+  if (job.fault->reported != 0) {
+    return;
+  }
+  const SumsOfPackets checksums(group);
+  const int64_t num_checksums = with_checksums ? job.num_packets : 0;
+  checksums.clear(num_checksums);
+  decode(checksums);
+  for (int64_t i = 0; i < num_checksums; ++i) {
+    checksums.write_part_of(group, i, job.parts, job.place_of(i));
+  }
+}
+
 // Access to words that are only read.
 struct ReadWords {
   const uint64_t* words;

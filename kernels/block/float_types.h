@@ -22,9 +22,13 @@ struct Float16 {
 
 [[gnu::always_inline]] ISTHMUS_DEVICE uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 [[gnu::always_inline]] ISTHMUS_DEVICE float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
-[[gnu::always_inline]] ISTHMUS_DEVICE bool is_finite(float value) {
-  return (bits_of(value) & 0x7f800000) != 0x7f800000;
-}
+
+// Magnitudes order as values do, and those of Inf and NaN are the highest.
+inline constexpr uint32_t kSignBit = 0x80000000;
+inline constexpr uint32_t kInfinityBits = 0x7f800000;
+inline constexpr uint32_t kNanBits = 0x7fc00000;  // the only NaN that codecs make
+[[gnu::always_inline]] ISTHMUS_DEVICE uint32_t magnitude(float value) { return bits_of(value) & ~kSignBit; }
+[[gnu::always_inline]] ISTHMUS_DEVICE bool is_finite(float value) { return magnitude(value) < kInfinityBits; }
 
 [[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(BFloat16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);

@@ -61,4 +61,17 @@ concept IsGroup = requires(Group group, bool condition, float value, int64_t cou
   group.publish(word, operand);
 };
 
+// One thread of the CPU, with as much of a group as block algorithms ask for.
+struct SoleThread {
+  static constexpr int64_t thread() { return 0; }
+  static constexpr int64_t size() { return 1; }
+  static void sync() {}
+  static bool any(bool condition) { return condition; }
+  static uint32_t exclusive_sum(uint32_t value, uint32_t& total) {
+    total = value;
+    return 0;
+  }
+  static void fetch_or(uint64_t& word, uint64_t operand) { word |= operand; }
+};
+
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -93,24 +93,6 @@ struct DecodeJobBase {
   int64_t num_places() const { return own_place < num_packets ? num_packets + 1 : num_packets; }
 };
 
-// How a measurement is cut, whatever the device: sums do not depend on how many groups run at once.
-inline constexpr int64_t kSquaredErrorParts = 1024;
-
-struct SquaresOf {
-  double given;
-  double dropped;
-};
-
-// One measurement of what a codec dropped.
-struct SquaredErrorJob {
-  const float* given;
-  const float* decoded;
-  int64_t num_elements;
-  SquaresOf* parts;     // kSquaredErrorParts, scratch memory
-  double* given_total;  // where the host sees them: what was found is added
-  double* dropped_total;
-};
-
 // What a pass moves between memory and the processor: bytes of pieces, residuals, packets, sums and results, without
 // headers, counters and parts of checksums.
 struct Moved {

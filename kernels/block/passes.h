@@ -39,6 +39,23 @@ ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
 #endif
 }
 
+// The number of the lowest set bit; there is one.
+ISTHMUS_DEVICE int lowest_bit(uint64_t word) {
+#ifdef __CUDA_ARCH__
+  return __ffsll(static_cast<long long>(word)) - 1;
+#else
+  return __builtin_ctzll(word);
+#endif
+}
+
+// Calls visit(i) for each set bit i of `word`, ascending, with `first` added.
+template <typename Word, typename Number, typename Visit>
+ISTHMUS_DEVICE void for_each_bit(Word word, Number first, const Visit& visit) {
+  for (; word != 0; word &= word - 1) {
+    visit(first + lowest_bit(word));
+  }
+}
+
 // Spreads elements over the threads of all groups: one thread visits element i.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_of_all(const Group& group, int64_t count, Visit visit) {

@@ -70,7 +70,7 @@ uint64_t walk_words(const void* from, void* to, int64_t num_words, int64_t place
   WideVector sums[kVectors] = {};
   for (int64_t v = 0; v < kVectors; ++v) {
     for (int64_t lane = 0; lane < kChecksumLanes; ++lane) {
-      numbers[v][lane] = static_cast<uint64_t>(place + v * kChecksumLanes + lane + 1) * kChecksumStep;
+      numbers[v][lane] = static_cast<uint64_t>(place + v * kChecksumLanes + lane + 1) * kGoldenRatio;
     }
   }
   int64_t w = 0;
@@ -82,7 +82,7 @@ uint64_t walk_words(const void* from, void* to, int64_t num_words, int64_t place
         reinterpret_cast<UnalignedWideVector*>(copied + offset)->vector = words;
       }
       sums[v] += checksum_of_words(words, numbers[v]);
-      numbers[v] += kStepWords * kChecksumStep;
+      numbers[v] += kStepWords * kGoldenRatio;
     }
   }
   uint64_t sum = 0;

@@ -1,15 +1,14 @@
-// Arithmetic on whole buffers, and residuals after a spike, on many groups: what buffer.h and host.cpp have for the
-// CPU.
+// Arithmetic on whole buffers, residuals after a spike, and units that ranks tell each other, on many groups: what
+// buffer.h and host.cpp have for the CPU.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-#include "kernels/block/device.h"
 #include "kernels/block/float_types.h"
-#include "kernels/block/job.h"
 #include "kernels/block/magnitudes.h"
-#include "kernels/block/passes.h"
+#include "kernels/block/packet_passes.h"
+#include "kernels/elementwise/job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -174,22 +173,81 @@ struct AddSquaredError {
 struct DropResidualAfterSpike {
   static constexpr int64_t kMaxGroups = 256;
 
-  Magnitudes* magnitudes;
-  float* residual;
-  int64_t num_elements;
-  DeviceCounts* counts;
+  DropResidualJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const bool drops = is_spike(*magnitudes);
+    const bool drops = is_spike(*job.magnitudes);
     if (drops) {
-      for_each_of_all(group, num_elements, [&](int64_t i) { residual[i] = 0; });
+      auto* residual = static_cast<float*>(job.residual.data);
+      for_each_of_all(group, job.residual.num_elements, [&](int64_t i) { residual[i] = 0; });
     }
-    if (group.is_last(magnitudes->arrived) && group.thread() == 0) {
+    if (group.is_last(job.magnitudes->arrived) && group.thread() == 0) {
       if (drops) {
-        group.fetch_add(counts->spikes, uint64_t{1});  // lanes of pieces and results count at once
+        group.fetch_add(job.counts->spikes, uint64_t{1});  // lanes of pieces and results count at once
       }
-      next_step(*magnitudes);
+      next_step(*job.magnitudes);
+    }
+  }
+};
+
+struct SetContexts {
+  static constexpr int kThreads = 32;
+
+  SetContextsJob job;
+
+  static Moved moved() { return {}; }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    for_each_of_all(group, job.count, [&](int64_t i) { job.contexts[i] = job.value; });
+  }
+};
+
+struct NextStep {
+  static constexpr int kThreads = 32;
+
+  NextStepJob job;
+
+  static Moved moved() { return {}; }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.group_number() == 0 && group.thread() == 0) {
+      ++job.context->step;
+    }
+  }
+};
+
+// One thread of one group does it: there are few ranks.
+struct RefuseOtherUnits {
+  RefuseUnitsJob job;
+
+  Moved moved() const { return {job.num_ranks * static_cast<int64_t>(sizeof(DeviceContext)), 0}; }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.group_number() != 0 || group.thread() != 0) {
+      return;
+    }
+    for (int64_t i = 0; i < job.num_ranks; ++i) {
+      if (job.told[i].unit_hash != job.unit_hash) {
+        refuse(group, job.told[i]);
+        return;
+      }
+    }
+  }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void refuse(Group& group, const DeviceContext& other) const {
+    DeviceFault fault;
+    fault.code = DeviceFault::code_of(static_cast<int64_t>(other.step), FaultKind::kUnits);
+    fault.expected.word[kHeaderUnit] = job.unit_hash;
+    fault.received.word[kHeaderUnit] = other.unit_hash;
+    copy_fault(group, fault, *job.mapped_fault);
+    for (int64_t i = 0; i < job.num_packets; ++i) {
+      reinterpret_cast<uint64_t*>(job.packets + i * job.packet_bytes)[kHeaderUnit] = ~job.unit_hash;
     }
   }
 };

@@ -1,10 +1,9 @@
-// The passes of each operation on buffers; kernels/block/passes.h says what an executor is. Callers have checked types
+// The passes of work on buffers; kernels/block/passes.h says what an executor is. Whoever makes jobs has checked types
 // and sizes. Buffers of bytes are left alone: there is no arithmetic on them.
 #pragma once
 
 #include <algorithm>
 
-#include "isthmus/buffer.h"
 #include "kernels/elementwise/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -24,36 +23,31 @@ void map_values(Executor& executor, ConstBuffer in, Buffer out, const Map& map) 
   }
 }
 
-// The two have equally many elements of floating types.
 template <typename Executor>
-void convert(Executor& executor, ConstBuffer in, Buffer out) {
-  with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype, [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Converted<Out>{}); });
+void run_passes(Executor& executor, const ConvertJob& job) {
+  with_floating_type(job.in.dtype, [&]<typename In>(In) {
+    with_floating_type(job.out.dtype, [&]<typename Out>(Out) {
+      if (job.scale == 1) {
+        map_values<In, Out>(executor, job.in, job.out, Converted<Out>{});
+      } else {
+        map_values<In, Out>(executor, job.in, job.out, Scaled<Out>{job.scale});
+      }
+    });
   });
 }
 
 template <typename Executor>
-void convert_scaled(Executor& executor, ConstBuffer in, double scale, Buffer out) {
-  with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype,
-                       [&]<typename Out>(Out) { map_values<In, Out>(executor, in, out, Scaled<Out>{scale}); });
-  });
-}
-
-// Both float32.
-template <typename Executor>
-void add(Executor& executor, ConstBuffer values, Buffer sums) {
-  map_values<float, float>(executor, values, sums, Added{});
-}
-
-// values: float32.
-template <typename Executor>
-void multiply(Executor& executor, Buffer values, double factor) {
-  map_values<float, float>(executor, values, values, Multiplied{factor});
+void run_passes(Executor& executor, const MultiplyJob& job) {
+  map_values<float, float>(executor, job.values, job.values, Multiplied{job.factor});
 }
 
 template <typename Executor>
-void add_squared_error(Executor& executor, const SquaredErrorJob& job) {
+void run_passes(Executor& executor, const AddJob& job) {
+  map_values<float, float>(executor, job.values, job.sum, Added{});
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const SquaredErrorJob& job) {
   if (job.num_elements > 0) {
     const int64_t num_runs = runs_of(job.num_elements, kFloatsAtOnce, job.given, job.decoded);
     const int64_t turns = std::max(num_runs, job.num_elements - num_runs * kFloatsAtOnce);
@@ -63,11 +57,25 @@ void add_squared_error(Executor& executor, const SquaredErrorJob& job) {
   }
 }
 
-// residual: float32.
 template <typename Executor>
-void drop_residual_after_spike(Executor& executor, Magnitudes* magnitudes, Buffer residual, DeviceCounts* counts) {
-  const int64_t groups = std::min(divide_up(residual.num_elements, kPassThreads), DropResidualAfterSpike::kMaxGroups);
-  executor.run(DropResidualAfterSpike{magnitudes, residual.as<float>(), residual.num_elements, counts}, groups);
+void run_passes(Executor& executor, const DropResidualJob& job) {
+  const int64_t groups = divide_up(job.residual.num_elements, kPassThreads);
+  executor.run(DropResidualAfterSpike{job}, std::min(groups, DropResidualAfterSpike::kMaxGroups));
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const SetContextsJob& job) {
+  executor.run(SetContexts{job}, 1);
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const NextStepJob& job) {
+  executor.run(NextStep{job}, 1);
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const RefuseUnitsJob& job) {
+  executor.run(RefuseOtherUnits{job}, 1);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -102,7 +102,7 @@ struct EncodeValues {
 };
 
 // Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes their
-// checksums. After a fault it does nothing.
+// checksums.
 template <typename Wire, typename Own, typename Out>
 struct DecodeValues {
   static constexpr int kThreads = kChecksumThreads;
@@ -116,30 +116,20 @@ struct DecodeValues {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (group.group_number() == 0 && group.thread() == 0) {
-      *job.state = DecodeState{};
-    }
-    if (job.fault->reported != 0) {
-      return;
-    }
-    const SumsOfPackets checksums(group);
-    const int64_t num_checksums = with_checksums ? job.num_packets : 0;
-    checksums.clear(num_checksums);
     const int64_t at_once = job.to_places ? 1 : job.num_packets;
     const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
-    for (int64_t first = 0; first < job.num_packets; first += at_once) {
-      // A thread has the same word in every packet, so that an element's sums keep their order, and each element is
-      // read, summed and written once.
-      for_each_of_all(group, checksum_pairs(num_words), [&](int64_t pair) {
-        walk_rows<kRowsAtOnce>(
-            pair, num_words, num_whole_words, [&](int64_t w) { sum_rows<kRowsAtOnce>(w, checksums, first, at_once); },
-            [&](int64_t w) { sum_rows<1>(w, checksums, first, at_once); },
-            [&](int64_t w) { sum_word(w, checksums, first, at_once); });
-      });
-    }
-    for (int64_t i = 0; i < num_checksums; ++i) {
-      checksums.write_part_of(group, i, job.parts, job.place_of(i));
-    }
+    decode_with_checksums(group, job, with_checksums, [&](const SumsOfPackets& checksums) {
+      for (int64_t first = 0; first < job.num_packets; first += at_once) {
+        // A thread has the same word in every packet, so that an element's sums keep their order, and each element is
+        // read, summed and written once.
+        for_each_of_all(group, checksum_pairs(num_words), [&](int64_t pair) {
+          walk_rows<kRowsAtOnce>(
+              pair, num_words, num_whole_words, [&](int64_t w) { sum_rows<kRowsAtOnce>(w, checksums, first, at_once); },
+              [&](int64_t w) { sum_rows<1>(w, checksums, first, at_once); },
+              [&](int64_t w) { sum_word(w, checksums, first, at_once); });
+        });
+      }
+    });
   }
 
  private:

@@ -60,14 +60,6 @@ struct Quantizer {
   }
 };
 
-// Scales are sent as bfloat16. Rounded to nearest even: `scale` is finite and not negative.
-ISTHMUS_QUANT float scale_as_sent(float scale) {
-  const uint32_t bits = bits_of(scale);
-  return float_of((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000);
-}
-ISTHMUS_QUANT uint16_t bfloat16_of(float scale) { return static_cast<uint16_t>(bits_of(scale) >> 16); }
-ISTHMUS_QUANT float float_of_bfloat16(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
-
 // A group that is ready to be quantised.
 struct QuantGroup {
   float factor;  // that it was multiplied by: a power of two
@@ -126,7 +118,7 @@ ISTHMUS_QUANT float quantize_group(const Lanes& lanes, const Quantizer& quantize
   const float scale = (product > 0 ? group.energy / product : 0) / group.factor * kShare;
   // Keeps what is decoded below 2^126, and so finite.
   const float most = 0x1p126F / (quantizer.centre * kQuantGroupElements);
-  return scale_as_sent(scale < most ? scale : most);
+  return to_float32(to_bfloat16(scale < most ? scale : most));
 }
 
 // Values of one group from its codes.
@@ -207,17 +199,17 @@ ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, u
     const bool present = g < num_groups;
     QuantGroupRows<Lanes> rows;
     const QuantGroup group = load_any_group(lanes, signs, first_row, present, piece, rows);
-    const bool finite = bits_of(group.energy) < kQuantInfinity;
+    const bool finite = is_finite(group.energy);
     float scale = quantize_group(lanes, quantizer, group, rows, codes + first_row);
     if (!(present && finite)) {
-      scale = float_of(kQuantNan);
+      scale = float_of(kNanBits);
       ISTHMUS_UNROLL
       for (int r = 0; r < kQuantGroupRows; ++r) {
         codes[first_row + r] = {};
       }
     }
     if (present && lanes.writes()) {
-      scales[g] = bfloat16_of(scale);
+      scales[g] = to_bfloat16(scale).bits;
     }
     non_finite_groups += present && !finite;
     if constexpr (kFeedback) {
@@ -246,7 +238,7 @@ ISTHMUS_QUANT void decode_block(const Lanes& lanes, const Quantizer& quantizer, 
   for (int g = 0; g < kQuantGroups; ++g) {
     const int first_row = g * kQuantGroupRows;
     const bool present = g < num_groups;
-    const float scale = present ? float_of_bfloat16(scales[g]) : 0.0F;
+    const float scale = present ? to_float32(BFloat16{scales[g]}) : 0.0F;
     QuantGroupRows<Lanes> rows;
     dequantize_group(lanes, signs, first_row, codes + first_row, quantizer.centre, scale, rows);
     ISTHMUS_UNROLL

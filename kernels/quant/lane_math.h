@@ -21,10 +21,6 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-inline constexpr uint32_t kQuantSign = 0x80000000;
-inline constexpr uint32_t kQuantInfinity = 0x7f800000;
-inline constexpr uint32_t kQuantNan = 0x7fc00000;
-
 // 2^23: a number added to it is rounded to an integer, which the sum's lowest bits hold.
 inline constexpr float kQuantIntegers = 0x1p23F;
 inline constexpr uint32_t kQuantIntegerBits = 0x4b000000;
@@ -32,7 +28,6 @@ inline constexpr uint32_t kQuantIntegerBits = 0x4b000000;
 // The random bits of one block: the sign of element (row, lane) is bit `row` of the lane's word.
 template <typename Lanes>
 ISTHMUS_QUANT typename Lanes::Word random_signs(const Lanes& lanes, uint64_t seed, int64_t block) {
-  constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
   return lanes.each([=](int lane) {
     const uint64_t counter = static_cast<uint64_t>(8 * block + lane / 2 + 1);
     return static_cast<uint32_t>(mix(seed + kGoldenRatio * counter) >> (32 * (lane % 2)));
@@ -42,13 +37,13 @@ ISTHMUS_QUANT typename Lanes::Word random_signs(const Lanes& lanes, uint64_t see
 template <typename Lanes>
 ISTHMUS_QUANT typename Lanes::Float flip_signs(const Lanes& lanes, typename Lanes::Float value,
                                                typename Lanes::Word signs, int row) {
-  return lanes.floats(lanes.bits(value) ^ ((signs << (31 - row)) & kQuantSign));
+  return lanes.floats(lanes.bits(value) ^ ((signs << (31 - row)) & kSignBit));
 }
 
 // In lanes without bit kDistance: a + b; in the others: b - a; where b is the lane's partner.
 template <int kDistance, typename Lanes>
 ISTHMUS_QUANT typename Lanes::Float butterfly(const Lanes& lanes, typename Lanes::Float a) {
-  const typename Lanes::Word upper = lanes.each([](int lane) { return (lane & kDistance) != 0 ? kQuantSign : 0U; });
+  const typename Lanes::Word upper = lanes.each([](int lane) { return (lane & kDistance) != 0 ? kSignBit : 0U; });
   return lanes.template exchange<kDistance>(a) + lanes.floats(lanes.bits(a) ^ upper);
 }
 
@@ -93,7 +88,7 @@ ISTHMUS_QUANT uint32_t largest_magnitude(const Lanes& lanes, const QuantGroupRow
   typename Lanes::Word largest = {};
   ISTHMUS_UNROLL
   for (int r = 0; r < kQuantGroupRows; ++r) {
-    largest = lanes.max(largest, lanes.bits(rows[r]) & ~kQuantSign);
+    largest = lanes.max(largest, lanes.bits(rows[r]) & ~kSignBit);
   }
   const auto with_partner = [&](auto partner) { return lanes.max(largest, lanes.bits(partner)); };
   largest = with_partner(lanes.template exchange<1>(lanes.floats(largest)));

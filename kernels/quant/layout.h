@@ -40,8 +40,7 @@ struct QuantLayout {
 // copies.
 [[gnu::always_inline]] ISTHMUS_DEVICE uint64_t quant_seed(uint64_t unit_hash, uint64_t step, uint64_t segment,
                                                           uint64_t sender) {
-  constexpr uint64_t kOdd = 0xd1342543de82ef95;
-  return mix(mix(unit_hash ^ (step + 1) * kOdd) + (segment | sender << 8));
+  return mix(mix(seed_of_step(unit_hash, step)) + (segment | sender << 8));
 }
 
 // The CPU executor, for one instruction set. Blocks from `first_block` on, as many as `num_groups` groups fill: only

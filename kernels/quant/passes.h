@@ -31,9 +31,8 @@ ISTHMUS_DEVICE auto scales_of_block(Byte* packet, const QuantLayout& layout, int
 // Adds a finite residual. A NaN of the piece keeps its bits but becomes quiet, because a GPU's additions know only one
 // NaN.
 ISTHMUS_DEVICE float sum_or_nan(float value, float residual) {
-  const uint32_t bits = bits_of(value);
-  const bool is_nan = (bits & ~kQuantSign) > kQuantInfinity;
-  return is_nan ? float_of(bits | kQuantNan) : value + residual;
+  const bool is_nan = magnitude(value) > kInfinityBits;
+  return is_nan ? float_of(bits_of(value) | kNanBits) : value + residual;
 }
 
 // The packed codes of one block in a packet (QuantWords), whose checksum is taken on the way: each word of the checksum
@@ -200,7 +199,7 @@ struct QuantizeBlocks {
 };
 
 // Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes the
-// codes' part of their checksums. After a fault it does nothing.
+// codes' part of their checksums.
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
   static constexpr int kResidentGroups = 4;  // the sums of a block take 32 registers
@@ -213,26 +212,16 @@ struct DequantizeBlocks {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (group.group_number() == 0 && group.thread() == 0) {
-      *job.state = DecodeState{};
-    }
-    if (job.fault->reported != 0) {
-      return;
-    }
-    const Quantizer quantizer(job.bits);
-    const SumsOfPackets checksums(group);
-    const int64_t num_checksums = with_checksums ? job.num_packets : 0;
-    checksums.clear(num_checksums);
-    const int64_t num_results = job.to_places ? job.num_packets : 1;
-    for_each_in_step(group, num_results * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
-      sum_block(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks, checksums);
+    decode_with_checksums(group, job, with_checksums, [&](const SumsOfPackets& checksums) {
+      const Quantizer quantizer(job.bits);
+      const int64_t num_results = job.to_places ? job.num_packets : 1;
+      for_each_in_step(group, num_results * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
+        sum_block(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks, checksums);
+      });
+      if (group.group_number() == 0) {
+        decode_tails(group);
+      }
     });
-    for (int64_t i = 0; i < num_checksums; ++i) {
-      checksums.write_part_of(group, i, job.parts, job.place_of(i));
-    }
-    if (group.group_number() == 0) {
-      decode_tails(group);
-    }
   }
 
  private:

@@ -11,13 +11,12 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The first pass, in one group. It clears the counters of later passes, and the packet's flags and padding. It guesses
-// the bound from runs of 16 neighbours, one from each of equal stretches, at varying places that follow no period of
-// the data. The guess decides speed, never the result.
+// The first pass, in one group. It clears the counters of later passes, and the packet's flags and padding, and guesses
+// the bound (TagcSample).
 template <typename Piece>
 struct Prepare {
   static constexpr int kThreads = 1024;
-  static constexpr int64_t kRun = 16;
+  static constexpr int64_t kRun = TagcSample::kRun;
   struct Shared {
     uint32_t counts[kMaxDigitValues];
     DigitChoice choice;
@@ -57,11 +56,8 @@ struct Prepare {
 
   template <typename Group>
   ISTHMUS_DEVICE void take_samples(const Group& group, int64_t num_samples, uint32_t* samples) const {
-    const int64_t stretch = num_samples > 0 ? job.shape.num_elements / kRun / job.sample_runs : 1;
     for_each_of_group(group, num_samples, [&](int64_t sample) {
-      const int64_t run = sample / kRun;
-      const auto jitter = static_cast<int64_t>((mix(run) >> 32) * static_cast<uint64_t>(stretch) >> 32);
-      const int64_t element = kRun * (run * stretch + jitter) + sample % kRun;
+      const int64_t element = TagcSample::first_of(job.shape, job.sample_runs, sample / kRun) + sample % kRun;
       const uint32_t bits =
           magnitude(widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element]);
       samples[sample] = bits < kInfinityBits ? bits : 0;

@@ -3,19 +3,14 @@
 #pragma once
 
 #include "kernels/block/float_types.h"
-#include "kernels/block/group.h"
 #include "kernels/block/hashes.h"
-#include "kernels/tagc/layout.h"
+#include "kernels/block/passes.h"
+#include "kernels/tagc/job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-inline constexpr uint32_t kMagnitudeMask = 0x7fffffff;
-inline constexpr uint32_t kNanBits = 0x7fc00000;  // the only NaN that is ever sent or written
-inline constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
-
-ISTHMUS_DEVICE uint32_t magnitude(float value) { return bits_of(value) & kMagnitudeMask; }
-
-// The rows of one block: row i is drawn from the i-th third of the sketch, so that the three always differ.
+// The rows of one block: row i is drawn from the i-th third of the sketch, so that the three always differ. seed: that
+// of the step, so that blocks which collide in one step do not in the next.
 ISTHMUS_DEVICE BlockRows hash_block(uint64_t seed, int64_t block, int64_t num_rows) {
   BlockRows rows = {};
   for (int i = 0; i < 3; ++i) {
@@ -43,23 +38,6 @@ struct XorCell {
   static ISTHMUS_DEVICE void insert(uint32_t& cell, uint32_t bits, bool /*negative*/) { cell ^= bits; }
 };
 
-// The number of the lowest set bit; there is one.
-ISTHMUS_DEVICE int lowest_bit(uint64_t word) {
-#ifdef __CUDA_ARCH__
-  return __ffsll(static_cast<long long>(word)) - 1;
-#else
-  return __builtin_ctzll(word);
-#endif
-}
-
-// Calls visit(i) for each set bit i of `word`, ascending, with `first` added.
-template <typename Word, typename Visit>
-ISTHMUS_DEVICE void for_each_bit(Word word, int64_t first, Visit visit) {
-  for (; word != 0; word &= word - 1) {
-    visit(first + lowest_bit(word));
-  }
-}
-
 // The bits of the first `count` set bits of `word`.
 template <typename Word>
 ISTHMUS_DEVICE Word first_bits(Word word, int64_t count) {
@@ -72,6 +50,51 @@ ISTHMUS_DEVICE Word first_bits(Word word, int64_t count) {
 
 ISTHMUS_DEVICE bool is_flagged(const uint64_t* flags, int64_t block) {
   return (flags[block / 64] >> (block % 64) & 1) != 0;
+}
+
+// Whether this thread finds a byte other than 0 from `begin` to `end`.
+template <typename Group>
+ISTHMUS_DEVICE bool any_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
+  uint32_t set = 0;
+  for_each_of_group(group, end - begin, [&](int64_t i) { set |= bytes[begin + i]; });
+  return set != 0;
+}
+
+// Whether this thread finds a bit at or after `num_bits`.
+template <typename Group>
+ISTHMUS_DEVICE bool any_past(const Group& group, const uint64_t* words, int64_t num_words, int64_t num_bits) {
+  bool found = false;
+  const int64_t whole = num_bits / 64;
+  for_each_of_group(group, num_words - whole,
+                    [&](int64_t i) { found |= (i == 0 ? words[whole] >> (num_bits % 64) : words[whole + i]) != 0; });
+  return found;
+}
+
+// What is wrong with a packet between header and sketch: bits of found_fault(). If nothing is, no mark leads outside
+// the piece, even in a forged packet. All threads of a group call it and get the answer.
+template <typename Group>
+ISTHMUS_DEVICE uint32_t find_faults(Group& group, const TagcShape& shape, const TagcLayout& layout,
+                                    const uint8_t* packet) {
+  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
+  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
+  const bool padding = any_set(group, packet, kHeaderWords * 8, layout.flags) ||
+                       any_set(group, packet, layout.flags + 8 * shape.flag_words(), layout.index) ||
+                       any_set(group, packet, layout.index + 8 * shape.index_words(), layout.sketch);
+  bool empty = false;
+  for_each_of_group(group, shape.flag_words(), [&](int64_t w) {
+    for_each_bit(flags[w], 64 * w, [&](int64_t block) {
+      bool is_marked = block >= shape.num_blocks;  // a fault of its own
+      for (int64_t i = 0; !is_marked && i < shape.block_words(); ++i) {
+        is_marked = index[block * shape.block_words() + i] != 0;
+      }
+      empty |= !is_marked;
+    });
+  });
+  const auto found_by_any = [&](FaultKind kind, bool is_found) { return group.any(is_found) ? found_fault(kind) : 0; };
+  uint32_t found = found_by_any(FaultKind::kPadding, padding);
+  found |= found_by_any(FaultKind::kFlags, any_past(group, flags, shape.flag_words(), shape.num_blocks));
+  found |= found_by_any(FaultKind::kIndex, any_past(group, index, shape.index_words(), shape.num_elements));
+  return found | found_by_any(FaultKind::kEmptyBlock, empty);
 }
 
 ISTHMUS_DEVICE float median_or_nan(float a, float b, float c) {

@@ -291,6 +291,11 @@ inline void estimate(const TagcShape& shape, const BlockRows* rows, const uint64
                          });
 }
 
+inline uint32_t find_faults_alone(const TagcShape& shape, const TagcLayout& layout, const uint8_t* packet) {
+  SoleThread group;
+  return find_faults(group, shape, layout, packet);
+}
+
 constexpr TagcKernels kKernels = {
     .hash_blocks = hash_blocks,
     .sample_bound = sample_bound,
@@ -300,6 +305,7 @@ constexpr TagcKernels kKernels = {
     .insert_sum = insert_sum,
     .peel_xor = peel_xor,
     .peel_sum = peel_sum,
+    .find_faults = find_faults_alone,
     .estimate = estimate,
 };
 

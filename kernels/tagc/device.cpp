@@ -1,7 +1,5 @@
 #include "kernels/tagc/device.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "codec/packet_sizes.h"
@@ -14,19 +12,6 @@ namespace {
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
 using kernels::TagcShape;
-
-// Plans the sample that guesses the threshold's bound: a sixteenth of the piece, but 64 to 1024 runs of 16 neighbours.
-// The bound allows six standard deviations above the expected number of kept elements, because neighbours are alike.
-void plan_sample(TagcEncodeJob& job) {
-  const int64_t total_runs = job.shape.num_elements / 16;
-  const int64_t runs = std::min(total_runs, std::clamp<int64_t>(total_runs / 16, 64, kernels::kMaxSampleRuns));
-  job.sample_runs = static_cast<uint32_t>(runs);
-  if (runs > 0) {
-    const double expected =
-        static_cast<double>(16 * runs) * static_cast<double>(job.keep) / static_cast<double>(job.shape.num_elements);
-    job.sample_keep = static_cast<uint32_t>(expected + 6 * std::sqrt(expected) + 8);
-  }
-}
 
 }  // namespace
 
@@ -59,7 +44,9 @@ TagcEncodeJob TagcMaker::plan_encode(int64_t num_elements, PacketContext context
                 kernels::kMaxDeviceElements, " elements, not ", num_elements);
   auto job = plan<TagcEncodeJob>(num_elements, context);
   job.keep = static_cast<uint32_t>(settings_.keep(num_elements));
-  plan_sample(job);
+  const kernels::TagcSample sample(job.shape, job.keep, kernels::kMaxSampleRuns);
+  job.sample_runs = static_cast<uint32_t>(sample.runs);
+  job.sample_keep = static_cast<uint32_t>(sample.keep);
   return job;
 }
 

@@ -20,37 +20,6 @@ using kernels::FaultKind;
 using kernels::TagcLayout;
 using kernels::TagcShape;
 
-int64_t count_bits(const uint64_t* words, int64_t num_words) {
-  int64_t count = 0;
-  for (int64_t w = 0; w < num_words; ++w) {
-    count += std::popcount(words[w]);
-  }
-  return count;
-}
-
-bool all_zero(const std::byte* first, const std::byte* last) {
-  return std::all_of(first, last, [](std::byte byte) { return byte == std::byte{0}; });
-}
-
-// Whether `words` have no bit at or after `num_bits`.
-bool bits_end_at(const uint64_t* words, int64_t num_words, int64_t num_bits) {
-  const int64_t whole = num_bits / 64;
-  if (whole < num_words && words[whole] >> (num_bits % 64) != 0) {
-    return false;
-  }
-  return std::all_of(words + std::min(whole + 1, num_words), words + num_words,
-                     [](uint64_t word) { return word == 0; });
-}
-
-template <typename Visit>
-void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit) {
-  for (int64_t word = 0; word < shape.flag_words(); ++word) {
-    for (uint64_t flagged = flags[word]; flagged != 0; flagged &= flagged - 1) {
-      visit(64 * word + std::countr_zero(flagged));
-    }
-  }
-}
-
 void check_intact(bool condition, FaultKind kind, const PacketHeader& header) {
   ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", text_of(kind), " ", text_of(header));
 }
@@ -60,23 +29,6 @@ uint64_t checksum_of(const std::byte* packet, const TagcLayout& layout) {
   Checksum checksum;
   checksum.add(packet + sizeof(PacketHeader), layout.end - static_cast<int64_t>(sizeof(PacketHeader)));
   return checksum.value();
-}
-
-// Checks everything between header and sketch. Afterwards no mark leads outside the piece, even in a forged packet.
-void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
-                 const PacketHeader& header) {
-  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
-  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
-  check_intact(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
-                   all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
-                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.sketch),
-               FaultKind::kPadding, header);
-  check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), FaultKind::kFlags, header);
-  check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), FaultKind::kIndex, header);
-  for_each_flagged(shape, flags, [&](int64_t block) {
-    check_intact(count_bits(index + block * shape.block_words(), shape.block_words()) > 0, FaultKind::kEmptyBlock,
-                 header);
-  });
 }
 
 // Makes the marked elements of flagged blocks NaN.
@@ -137,7 +89,8 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
     check_intact(checksum_of(packet, layout) == header.checksum, FaultKind::kChecksum, header);
     const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
     const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
-    check_marks(packet, shape, layout, header);
+    const uint32_t found = kernels::tagc_kernels().find_faults(shape, layout, packets.as<uint8_t>() + p * layout.end);
+    check_intact(found == 0, static_cast<FaultKind>(std::countr_zero(found)), header);
     add_nan(shape, flags, index, out.as<float>());
     const int64_t sketch_words = shape.sketch_bytes() / 8;
     uint64_t* sketch = grow(scratch_.sketch, sketch_words);

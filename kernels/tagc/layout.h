@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/block/hashes.h"
 #include "kernels/block/host_device.h"
 #include "kernels/block/instruction_set.h"
 
@@ -36,15 +37,8 @@ struct TagcLayout {
   int64_t end;
 };
 
-// Decides rows and signs of all blocks. It changes with each step, so that blocks which collide in one step do not in
-// the next. Always inlined, as TagcShape's members are.
-[[gnu::always_inline]] ISTHMUS_DEVICE uint64_t tagc_seed(uint64_t unit_hash, uint64_t step) {
-  constexpr uint64_t kOdd = 0xd1342543de82ef95;
-  return unit_hash ^ (step + 1) * kOdd;
-}
-
 // The block whose elements take precedence in a step if not all can be sent. A stride near the golden ratio visits all
-// parts of the piece within a few steps.
+// parts of the piece within a few steps. Always inlined, as TagcShape's members are.
 [[gnu::always_inline]] ISTHMUS_DEVICE int64_t tagc_first_block(int64_t num_blocks, uint64_t step) {
   constexpr uint64_t kStride = 0x9e3779b9;
   const uint64_t place = (step * kStride) & 0xffffffff;
@@ -56,9 +50,6 @@ struct BlockRows {
   uint32_t row[3];
   uint32_t negative;  // bit i: values enter row[i] negated
 };
-
-// All bit patterns of magnitudes are those of |value|: they order as the values do.
-inline constexpr uint32_t kInfinityBits = 0x7f800000;
 
 struct Selection {
   int64_t kept_elements = 0;      // in blocks that are not flagged
@@ -120,9 +111,40 @@ struct TagcKernels {
   PeelResult (*peel_sum)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
                          float* cells, float* out);
 
+  // What is wrong with a packet between header and sketch: the FaultKind's bits; 0: no mark leads outside the piece.
+  uint32_t (*find_faults)(const TagcShape& shape, const TagcLayout& layout, const uint8_t* packet);
+
   // out[i] = median of the three cells of i, with their signs (NaN if one is NaN), for the keys in `remaining`.
   void (*estimate)(const TagcShape& shape, const BlockRows* rows, const uint64_t* remaining, const float* cells,
                    float* out);
+};
+
+// A sample that guesses a lower bound of the threshold: runs of neighbours (a cache line), one from each of equal
+// stretches, at varying places that follow no period of the data. The guess decides speed, never the result.
+struct TagcSample {
+  static constexpr int64_t kRun = 16;
+
+  int64_t runs = 0;
+  int64_t keep = 0;  // the bound is the magnitude that so many of the sample reach
+
+  // A sixteenth of the piece, but 64 to `most_runs` runs. The bound allows six standard deviations above the expected
+  // number of kept elements, because neighbours are alike.
+  [[gnu::always_inline]] TagcSample(const TagcShape& shape, int64_t keep_of_piece, int64_t most_runs) {
+    const int64_t total = shape.num_elements / kRun;
+    const int64_t wanted = total / 16 < 64 ? 64 : total / 16 > most_runs ? most_runs : total / 16;
+    runs = wanted < total ? wanted : total;
+    if (runs > 0) {
+      const double expected = static_cast<double>(kRun * runs) * static_cast<double>(keep_of_piece) /
+                              static_cast<double>(shape.num_elements);
+      keep = static_cast<int64_t>(expected + 6 * __builtin_sqrt(expected) + 8);
+    }
+  }
+
+  // The first element of a run, of so many.
+  [[gnu::always_inline]] static ISTHMUS_DEVICE int64_t first_of(const TagcShape& shape, int64_t runs, int64_t run) {
+    const int64_t stretch = shape.num_elements / kRun / runs;
+    return kRun * (run * stretch + static_cast<int64_t>((mix(run) >> 32) * static_cast<uint64_t>(stretch) >> 32));
+  }
 };
 
 // Elements of `candidates` that select() needs. Always inlined, as mix() is.

@@ -89,9 +89,9 @@ struct Collected {
 inline bool sums_non_finite(const float* piece, const float* residual, int64_t count) {
   uint32_t overflow = 0;  // the top bit: some exponent was all ones
   for (int64_t i = 0; i < count; ++i) {
-    overflow |= magnitude(piece[i] + residual[i]) + (kMagnitudeMask + 1 - kInfinityBits);
+    overflow |= magnitude(piece[i] + residual[i]) + (kSignBit - kInfinityBits);
   }
-  return overflow > kMagnitudeMask;
+  return overflow >= kSignBit;
 }
 
 inline uint64_t mark_non_finite(const float* piece, const float* residual, int64_t count) {
@@ -224,33 +224,22 @@ inline Selection select(const TagcShape& shape, int64_t keep, uint32_t bound, co
   return selection;
 }
 
-// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at varying places that follow no
-// period of the data. The sample is a sixteenth of the piece, but at least 64 and at most 4096 runs.
 inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
                              uint32_t* candidates) {
-  constexpr int64_t kRun = 16;
-  const int64_t total_runs = shape.num_elements / kRun;
-  int64_t runs = total_runs / 16;
-  runs = runs < 64 ? 64 : runs > 4096 ? 4096 : runs;
-  runs = runs < total_runs ? runs : total_runs;
-  if (runs == 0) {
+  constexpr int64_t kMostRuns = 4096;
+  const TagcSample sample(shape, keep, kMostRuns);
+  if (sample.runs == 0) {
     return 1;
   }
-  const int64_t stretch = total_runs / runs;
   int64_t samples = 0;
-  for (int64_t run = 0; run < runs; ++run) {
-    const int64_t jitter = static_cast<int64_t>((mix(run) >> 32) * static_cast<uint64_t>(stretch) >> 32);
-    const int64_t first = kRun * (run * stretch + jitter);
-    for (int64_t i = first; i < first + kRun; ++i) {
+  for (int64_t run = 0; run < sample.runs; ++run) {
+    const int64_t first = TagcSample::first_of(shape, sample.runs, run);
+    for (int64_t i = first; i < first + TagcSample::kRun; ++i) {
       const uint32_t bits = magnitude(piece[i] + residual[i]);
       candidates[samples++] = bits < kInfinityBits ? bits : 0;
     }
   }
-  // Allows six standard deviations above the expected number of kept samples, because neighbours are alike.
-  const double expected =
-      static_cast<double>(samples) * static_cast<double>(keep) / static_cast<double>(shape.num_elements);
-  const int64_t sample_keep = static_cast<int64_t>(expected + 6 * __builtin_sqrt(expected) + 8);
-  const Threshold threshold = find_threshold(sample_keep, [&](auto visit) {
+  const Threshold threshold = find_threshold(sample.keep, [&](auto visit) {
     for (int64_t i = 0; i < samples; ++i) {
       visit(candidates[i]);
     }

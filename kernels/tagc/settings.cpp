@@ -6,6 +6,7 @@
 
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
+#include "kernels/block/hashes.h"
 #include "kernels/block/magnitudes.h"
 
 namespace isthmus {
@@ -77,7 +78,7 @@ PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, Packe
 
 const kernels::BlockRows* TagcScratch::hash(const TagcShape& shape, const PacketContext& context) {
   kernels::BlockRows* block_rows = grow(rows, shape.num_blocks);
-  kernels::tagc_kernels().hash_blocks(shape, kernels::tagc_seed(context.unit_hash, context.step), block_rows);
+  kernels::tagc_kernels().hash_blocks(shape, kernels::seed_of_step(context.unit_hash, context.step), block_rows);
   return block_rows;
 }
 
@@ -97,11 +98,9 @@ kernels::Selection TagcScratch::select(const TagcShape& shape, int64_t keep, Con
 kernels::PeelScratch TagcScratch::peel(const TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks) {
   uint64_t* keys = grow(remaining, shape.index_words());
   std::copy_n(marks, shape.index_words(), keys);
-  for (int64_t word = 0; flagged_blocks != nullptr && word < shape.flag_words(); ++word) {
-    for (uint64_t flagged = flagged_blocks[word]; flagged != 0; flagged &= flagged - 1) {
-      const int64_t block = 64 * word + std::countr_zero(flagged);
-      std::fill_n(keys + block * shape.block_words(), shape.block_words(), 0);
-    }
+  if (flagged_blocks != nullptr) {
+    for_each_flagged(shape, flagged_blocks,
+                     [&](int64_t block) { std::fill_n(keys + block * shape.block_words(), shape.block_words(), 0); });
   }
   const int64_t row_words = shape.num_rows * shape.block_words();
   return {keys, grow(once, row_words), grow(twice, row_words), grow(active, shape.num_blocks)};

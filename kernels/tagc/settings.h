@@ -1,6 +1,7 @@
 // Settings, shapes, seeds and scratch memory of codec `tagc`, which its two forms share.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -57,6 +58,16 @@ struct TagcScratch {
   // What kernels take to peel. The keys are `marks` without those in flagged blocks (null: none is flagged).
   kernels::PeelScratch peel(const kernels::TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks);
 };
+
+// Calls visit(block) for each block whose bit is set in `flags`.
+template <typename Visit>
+void for_each_flagged(const kernels::TagcShape& shape, const uint64_t* flags, Visit visit) {
+  for (int64_t word = 0; word < shape.flag_words(); ++word) {
+    for (uint64_t flagged = flags[word]; flagged != 0; flagged &= flagged - 1) {
+      visit(64 * word + std::countr_zero(flagged));
+    }
+  }
+}
 
 // Returns `values`, grown to at least `size` elements.
 template <typename T>

@@ -38,7 +38,7 @@ class RowTable {
 
 // One thread calls it.
 ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& context, int64_t block, uint32_t* rows) {
-  const BlockRows drawn = hash_block(tagc_seed(context.unit_hash, context.step), block, shape.num_rows);
+  const BlockRows drawn = hash_block(seed_of_step(context.unit_hash, context.step), block, shape.num_rows);
   if (tables_fit_shared(shape)) {
     RowTable<true>(rows).set(block, drawn);
   } else {

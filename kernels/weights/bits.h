@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/block/group.h"
-#include "kernels/block/host_device.h"
+#include "kernels/block/passes.h"
 
 // Neither nvcc nor clang-tidy knows these.
 #if defined(__BMI2__) && !defined(__clang_analyzer__) && !defined(__CUDA_ARCH__)
@@ -23,13 +22,6 @@ ISTHMUS_DEVICE int count_ones(uint64_t word) {
 #endif
 }
 // Of a word that is not 0.
-ISTHMUS_DEVICE int lowest_one(uint64_t word) {
-#ifdef __CUDA_ARCH__
-  return __ffsll(static_cast<long long>(word)) - 1;
-#else
-  return __builtin_ctzll(word);
-#endif
-}
 ISTHMUS_DEVICE int highest_one(uint64_t word) {
 #ifdef __CUDA_ARCH__
   return 63 - __clzll(static_cast<long long>(word));
@@ -45,20 +37,13 @@ ISTHMUS_DEVICE uint64_t lower_bits(int count) {
 #endif
 }
 
-template <typename Visit>
-ISTHMUS_DEVICE void for_each_one(uint64_t word, const Visit& visit) {
-  for (; word != 0; word &= word - 1) {
-    visit(lowest_one(word));
-  }
-}
-
 // The bits of a word where `mask` has ones, side by side; and as many of the lowest bits back to there.
 ISTHMUS_DEVICE uint64_t gathered(uint64_t word, uint64_t mask) {
 #ifdef ISTHMUS_BMI2
   return _pext_u64(word, mask);
 #else
   uint64_t bits = 0;
-  for_each_one(word & mask, [&](int place) { bits |= uint64_t{1} << count_ones(mask & lower_bits(place)); });
+  for_each_bit(word & mask, 0, [&](int place) { bits |= uint64_t{1} << count_ones(mask & lower_bits(place)); });
   return bits;
 #endif
 }

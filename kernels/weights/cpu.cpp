@@ -15,19 +15,6 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// A group of one thread. See kernels/block/group.h for what the members mean.
-struct SoleThread {
-  static constexpr int64_t thread() { return 0; }
-  static constexpr int64_t size() { return 1; }
-  static void sync() {}
-  static bool any(bool condition) { return condition; }
-  static uint32_t exclusive_sum(uint32_t value, uint32_t& total) {
-    total = value;
-    return 0;
-  }
-  static void fetch_or(uint64_t& word, uint64_t operand) { word |= operand; }
-};
-
 // One bit of each of 64 elements.
 inline uint64_t bit_of_each(const uint16_t* elements, int bit) {
   uint64_t mask = 0;
@@ -142,7 +129,7 @@ struct VectorWords : WeightWords<Format> {
     }
     const uint64_t changed = bit_of_each(differs, 0);
     if (count_ones(changed) <= kFew) {
-      for_each_one(changed, [&](int i) { Base::note_move(masks, word, i, {before[i], now[i]}); });
+      for_each_bit(changed, 0, [&](int i) { Base::note_move(masks, word, i, {before[i], now[i]}); });
       return;
     }
     const Values moves(before, now, false);

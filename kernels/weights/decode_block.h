@@ -157,7 +157,7 @@ class WeightBlockDecoder : public WeightBlock<Format, Group> {
     uint32_t one = ones_before;
     bool is_outside = false;
     for (int word = own.first; word < own.end; ++word) {
-      for_each_one(marks_of(word), [&](int place) {
+      for_each_bit(marks_of(word), 0, [&](int place) {
         offset += low_of(one++);
         const uint32_t found = (static_cast<uint32_t>(64 * word + place) << low_bits) + offset;
         offset += 1 - (1U << low_bits);

@@ -1,11 +1,12 @@
-#include "kernels/weights/device.h"
-
+// The host's part of weight differences on a device. The device's part is in kernels/weights/run_passes.h.
 #include <bit>
 
 #include "base/rounding.h"
 #include "codec/device_jobs.h"
+#include "codec/gpu_device.h"
 #include "isthmus/error.h"
-#include "kernels/weights/layout.h"
+#include "kernels/weights/job.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus {
 namespace {

@@ -153,7 +153,7 @@ class WeightBlockEncoder : public WeightBlock<Format, Group> {
       before = masks_->string[word] == 0 ? -1 : 64 * word + highest_one(masks_->string[word]);
     }
     for (int word = own.first; word < own.end; ++word) {
-      for_each_one(masks_->string[word], [&](int place) {
+      for_each_bit(masks_->string[word], 0, [&](int place) {
         visit(static_cast<uint32_t>(64 * word + place - before - 1));
         before = 64 * word + place;
       });

@@ -2,9 +2,9 @@
 
 #include <cstring>
 
+#include "codec/gpu_device.h"
 #include "codec/packet_sizes.h"
 #include "isthmus/error.h"
-#include "kernels/weights/device.h"
 
 namespace isthmus {
 namespace {

@@ -10,6 +10,11 @@
 
 namespace isthmus {
 
+class DeviceLauncher;
+namespace kernels {
+struct DeviceFault;
+}
+
 // All memory is the device's, and stays as long as the stream works on it. Each shard begins at a multiple of its
 // elements' size, everything else at a multiple of 16 bytes.
 struct WeightEncode {
@@ -51,5 +56,11 @@ class WeightCoder {
 
 // The device outlives it.
 std::unique_ptr<WeightCoder> make_weight_coder(Device& device);
+
+// Of a GPU, whose launcher outlives it. It throws Error for wrong types, sizes and alignments.
+std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(DeviceLauncher& launcher);
+
+// As throw_if_reported(), also for packets of weights.
+void throw_if_any_reported(const kernels::DeviceFault& fault);
 
 }  // namespace isthmus

@@ -59,7 +59,7 @@ struct WeightWords {
     ISTHMUS_DEVICE uint64_t collect(uint64_t mask, const Test& test) const {
       uint64_t found = 0;
       int count = 0;
-      for_each_one(mask, [&](int i) { found |= uint64_t{test({old_bits[i], new_bits[i]}) ? 1U : 0U} << count++; });
+      for_each_bit(mask, 0, [&](int i) { found |= uint64_t{test({old_bits[i], new_bits[i]}) ? 1U : 0U} << count++; });
       return found;
     }
   };
@@ -106,7 +106,7 @@ struct WeightWords {
     }
     // Whatever was received, elements past the last are not touched.
     ISTHMUS_DEVICE void finish() const {
-      for_each_one(changed_, [&](int i) {
+      for_each_bit(changed_, 0, [&](int i) {
         Bits distance = 0;
         for (int bit = 0; bit < num_bits_; ++bit) {
           distance |= static_cast<Bits>(static_cast<Bits>(masks_->level[bit][word_] >> i & 1) << bit);

@@ -18,7 +18,16 @@ CodecCounts difference(const kernels::DeviceCounts& now, const kernels::DeviceCo
   return counts;
 }
 
+void check_floating(DataType dtype) {
+  ISTHMUS_CHECK(Error, dtype != DataType::kByte, "no arithmetic on elements of type ", to_string(dtype));
+}
+
 }  // namespace
+
+void check_same_length(const char* what, ConstBuffer in, ConstBuffer out) {
+  ISTHMUS_CHECK(Error, in.num_elements == out.num_elements, what, ": ", in.num_elements, " elements into ",
+                out.num_elements);
+}
 
 int64_t GpuDevice::squared_error_scratch_bytes() const { return kSquaredErrorScratchBytes; }
 
@@ -37,6 +46,58 @@ CodecCounts GpuDevice::codec_counts() {
 void GpuDevice::reset_codec_counts() {
   const std::lock_guard lock(counts_mutex_);
   counts_at_reset_ = read_counts();
+}
+
+void GpuDevice::convert(ConstBuffer in, Buffer out, Stream stream) {
+  check_same_length("convert", in, out);
+  if (in.num_elements == 0 || (in.dtype == out.dtype && in.data == out.data)) {
+    return;
+  }
+  if (in.dtype == out.dtype) {
+    return copy(in, out, stream);
+  }
+  check_floating(in.dtype);
+  check_floating(out.dtype);
+  passes().launcher.run(kernels::ConvertJob{in, out}, stream);
+}
+
+void GpuDevice::convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) {
+  check_same_length("convert_scaled", in, out);
+  check_floating(in.dtype);
+  check_floating(out.dtype);
+  passes().launcher.run(kernels::ConvertJob{in, out, scale}, stream);
+}
+
+void GpuDevice::multiply(Buffer values, double factor, Stream stream) {
+  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
+                ", which must be float32");
+  passes().launcher.run(kernels::MultiplyJob{values, factor}, stream);
+}
+
+void GpuDevice::add(ConstBuffer values, Buffer sum, Stream stream) {
+  check_same_length("add", values, sum);
+  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32 && sum.dtype == DataType::kFloat32, "add: elements of ",
+                to_string(values.dtype), " to ", to_string(sum.dtype), ", which must be float32");
+  passes().launcher.run(kernels::AddJob{values, sum}, stream);
+}
+
+void GpuDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                                  Workspace workspace) {
+  passes().launcher.run(make_squared_error_job(given, decoded, error.get(), workspace.scratch), workspace.stream);
+}
+
+void GpuDevice::set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) {
+  passes().launcher.run(kernels::SetContextsJob{contexts, count, {value.unit_hash, value.step}}, stream);
+}
+
+void GpuDevice::next_step(DeviceContext* context, Stream stream) {
+  passes().launcher.run(kernels::NextStepJob{context}, stream);
+}
+
+CodecCounts GpuDevice::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
+  const PassesOfDevice device = passes();
+  device.launcher.run(kernels::DropResidualJob{magnitudes, residual, device.counts}, stream);
+  return {};
 }
 
 void GpuDevice::refuse_other_units(ConstBuffer told, uint64_t unit_hash, Buffer packets, int num_packets,

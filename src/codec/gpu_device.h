@@ -40,7 +40,7 @@ struct PassesOfDevice {
   kernels::DeviceCounts* counts;
 };
 
-// Makes codecs from the device's launcher, and reads the counts that passes write.
+// Makes codecs from the device's launcher, reads the counts that passes write, and does arithmetic by passes.
 class GpuDevice : public Device {
  public:
   bool is_host() const override { return false; }
@@ -48,16 +48,30 @@ class GpuDevice : public Device {
   std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                     int ranks_per_node) override;
   DataType piece_dtype(DataType dtype) const override { return dtype; }
+
+  void convert(ConstBuffer in, Buffer out, Stream stream) override;
+  void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) override;
+  void multiply(Buffer values, double factor, Stream stream) override;
+  void add(ConstBuffer values, Buffer sum, Stream stream) override;
+  // The device finds `error` at its address on the host.
+  void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                         Workspace workspace) override;
+  void set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) override;
+  void next_step(DeviceContext* context, Stream stream) override;
+  CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override;
+  void refuse_other_units(ConstBuffer told, uint64_t unit_hash, Buffer packets, int num_packets,
+                          Stream stream) override;
+
   CodecCounts codec_counts() override;
   // Subtracts the present counts from later ones. The device's words only grow, so encodings under way, or in a graph,
   // are not disturbed.
   void reset_codec_counts() override;
-  void refuse_other_units(ConstBuffer told, uint64_t unit_hash, Buffer packets, int num_packets,
-                          Stream stream) override;
 
   virtual PassesOfDevice passes() = 0;
 
  private:
+  // out = in, of one type, as work of the stream.
+  virtual void copy(ConstBuffer in, Buffer out, Stream stream) = 0;
   // The present counts of the device's codecs. One thread at a time calls it.
   virtual kernels::DeviceCounts read_counts() = 0;
 
@@ -65,10 +79,12 @@ class GpuDevice : public Device {
   kernels::DeviceCounts counts_at_reset_;
 };
 
+// Throws Error that names `what`, unless both have equally many elements.
+void check_same_length(const char* what, ConstBuffer in, ConstBuffer out);
+
 inline constexpr int64_t kSquaredErrorScratchBytes = kernels::kSquaredErrorParts * sizeof(kernels::SquaresOf);
 
-// Makes the job that measures a codec's error. totals: by their address on the device. Throws Error for wrong types and
-// sizes.
+// Makes the job that measures a codec's error. Throws Error for wrong types and sizes.
 kernels::SquaredErrorJob make_squared_error_job(ConstBuffer given, ConstBuffer decoded, SquaredError* totals,
                                                 Buffer scratch);
 

@@ -23,11 +23,7 @@ inline bool has_context(int ordinal) {
   static const auto get_state = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
     cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 7000, cudaEnableDefault, &found);
-#else
-    cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &function, cudaEnableDefault, &found);
-#endif
     return reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(function);
   }();
   unsigned flags = 0;

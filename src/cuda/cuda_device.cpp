@@ -12,8 +12,7 @@
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
-#include "kernels/cuda/run.h"
-#include "kernels/weights/device.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus {
 namespace {
@@ -53,7 +52,7 @@ std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
   return owned(result, "cudaMalloc", ordinal, memory, cudaFree);
 }
 
-// Allocates host memory that the device can read and write.
+// Allocates host memory that the device can read and write, at the same address.
 std::shared_ptr<void> allocate_mapped_of_host(int ordinal, int64_t bytes) {
   const CurrentDevice current(ordinal);
   const AllowedInCapture allowed;
@@ -94,14 +93,6 @@ std::vector<cudaStream_t> handles_of(const std::vector<std::shared_ptr<OwnedStre
   return handles;
 }
 
-template <typename T>
-T* device_address(T* of_host, int ordinal) {
-  const CurrentDevice current(ordinal);
-  void* mapped = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&mapped, of_host, 0), "cudaHostGetDevicePointer", ordinal);
-  return static_cast<T*>(mapped);
-}
-
 // Squared errors of units. They are made seldom, many in one allocation, and never reused: work that is under way, or
 // in a graph, may still add to one that the host has released.
 class SquaredErrors {
@@ -128,15 +119,6 @@ class SquaredErrors {
 nvtxDomainHandle_t nvtx_domain() {
   static const nvtxDomainHandle_t domain = nvtxDomainCreateA("isthmus");
   return domain;
-}
-
-void check_equal_length(const char* what, ConstBuffer in, ConstBuffer out) {
-  ISTHMUS_CHECK(Error, in.num_elements == out.num_elements, what, ": ", in.num_elements, " elements into ",
-                out.num_elements);
-}
-
-void check_floating(DataType dtype) {
-  ISTHMUS_CHECK(Error, dtype != DataType::kByte, "no arithmetic on elements of type ", to_string(dtype));
 }
 
 }  // namespace
@@ -167,8 +149,7 @@ struct CudaDevice::Implementation {
   const std::vector<std::shared_ptr<OwnedStream>> lanes = lend_lanes(ordinal);
   const OwnedStream counts_stream{ordinal, 0};
   const CudaEvent order_event{std::make_shared<CudaEventPool>(ordinal, cudaEventDisableTiming)};
-  CudaLauncher launcher{ordinal, handles_of(lanes), words()->faults.data(),
-                        device_address(host_words.get(), ordinal)->faults.data()};
+  CudaLauncher launcher{ordinal, handles_of(lanes), words()->faults.data(), host_words->faults.data()};
 
   DeviceWords* words() const { return static_cast<DeviceWords*>(device_words.get()); }
 };
@@ -191,12 +172,12 @@ std::string CudaDevice::name() const { return detail::concatenate("cuda:", ordin
 DeviceMemory CudaDevice::allocate(int64_t bytes) { return allocate_device(ordinal(), bytes); }
 
 void CudaDevice::read(ConstBuffer from, Buffer to_host) {
-  check_equal_length("read", from, to_host);
+  check_same_length("read", from, to_host);
   implementation_->copy(to_host.data, from.data, from.bytes(), cudaMemcpyDeviceToHost);
 }
 
 void CudaDevice::write(ConstBuffer from_host, Buffer to) {
-  check_equal_length("write", from_host, to);
+  check_same_length("write", from_host, to);
   implementation_->copy(to.data, from_host.data, to.bytes(), cudaMemcpyHostToDevice);
 }
 
@@ -207,7 +188,7 @@ void* CudaDevice::allocate_on_host(int64_t bytes) {
 }
 
 void CudaDevice::copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) {
-  check_equal_length("copy_to_host", from, to_host);
+  check_same_length("copy_to_host", from, to_host);
   implementation_->copy(to_host.data, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream);
 }
 
@@ -277,24 +258,8 @@ uint64_t CudaDevice::capture(Stream stream) {
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
-void CudaDevice::convert(ConstBuffer in, Buffer out, Stream stream) {
-  check_equal_length("convert", in, out);
-  if (in.num_elements == 0 || (in.dtype == out.dtype && in.data == out.data)) {
-    return;
-  }
-  if (in.dtype == out.dtype) {
-    return implementation_->copy(out.data, in.data, in.bytes(), cudaMemcpyDeviceToDevice, stream);
-  }
-  check_floating(in.dtype);
-  check_floating(out.dtype);
-  launch_on(ordinal(), [&] { kernels::cuda_convert(in, out, stream.handle); });
-}
-
-void CudaDevice::convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) {
-  check_equal_length("convert_scaled", in, out);
-  check_floating(in.dtype);
-  check_floating(out.dtype);
-  launch_on(ordinal(), [&] { kernels::cuda_convert_scaled(in, scale, out, stream.handle); });
+void CudaDevice::copy(ConstBuffer in, Buffer out, Stream stream) {
+  implementation_->copy(out.data, in.data, in.bytes(), cudaMemcpyDeviceToDevice, stream);
 }
 
 void CudaDevice::clear(Buffer buffer, Stream stream) {
@@ -303,41 +268,11 @@ void CudaDevice::clear(Buffer buffer, Stream stream) {
                          "cudaMemsetAsync");
 }
 
-void CudaDevice::multiply(Buffer values, double factor, Stream stream) {
-  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
-                ", which must be float32");
-  launch_on(ordinal(), [&] { kernels::cuda_multiply(values, factor, stream.handle); });
-}
-
-void CudaDevice::add(ConstBuffer values, Buffer sum, Stream stream) {
-  check_equal_length("add", values, sum);
-  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32 && sum.dtype == DataType::kFloat32, "add: elements of ",
-                to_string(values.dtype), " to ", to_string(sum.dtype), ", which must be float32");
-  launch_on(ordinal(), [&] { kernels::cuda_add(values, sum, stream.handle); });
-}
-
 std::shared_ptr<SquaredError> CudaDevice::make_squared_error() { return implementation_->squared_errors.make(); }
-
-void CudaDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
-                                   Workspace workspace) {
-  const kernels::SquaredErrorJob job =
-      make_squared_error_job(given, decoded, device_address(error.get(), ordinal()), workspace.scratch);
-  launch_on(ordinal(), [&] { kernels::cuda_add_squared_error(job, workspace.stream.handle); });
-}
 
 PassesOfDevice CudaDevice::passes() {
   DeviceWords* words = implementation_->words();
   return {implementation_->launcher, &words->counts};
-}
-
-void CudaDevice::set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) {
-  launch_on(ordinal(), [&] {
-    kernels::cuda_set_contexts(contexts, count, {value.unit_hash, value.step}, stream.handle);
-  });
-}
-
-void CudaDevice::next_step(DeviceContext* context, Stream stream) {
-  launch_on(ordinal(), [&] { kernels::cuda_next_step(context, stream.handle); });
 }
 
 kernels::DeviceCounts CudaDevice::read_counts() {
@@ -350,13 +285,6 @@ kernels::DeviceCounts CudaDevice::read_counts() {
       "cudaMemcpyAsync");
   implementation_->check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   return copied;
-}
-
-CodecCounts CudaDevice::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
-  launch_on(ordinal(), [&] {
-    kernels::cuda_drop_residual_after_spike(magnitudes, residual, &implementation_->words()->counts, stream.handle);
-  });
-  return {};
 }
 
 void CudaDevice::throw_if_faulted() {

@@ -49,21 +49,10 @@ class CudaDevice : public GpuDevice {
   std::optional<double> seconds_between(const EventPtr& begin, const EventPtr& end) override;
   uint64_t capture(Stream stream) override;
 
-  void convert(ConstBuffer in, Buffer out, Stream stream) override;
-  void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) override;
   void clear(Buffer buffer, Stream stream) override;
-  void multiply(Buffer values, double factor, Stream stream) override;
-  void add(ConstBuffer values, Buffer sum, Stream stream) override;
 
   // In mapped host memory that lives at least as long as this device.
   std::shared_ptr<SquaredError> make_squared_error() override;
-  void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
-                         Workspace workspace) override;
-
-  void set_contexts(DeviceContext* contexts, int count, PacketContext value, Stream stream) override;
-  void next_step(DeviceContext* context, Stream stream) override;
-
-  CodecCounts drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) override;
 
   void throw_if_faulted() override;
 
@@ -73,6 +62,7 @@ class CudaDevice : public GpuDevice {
   PassesOfDevice passes() override;
 
  private:
+  void copy(ConstBuffer in, Buffer out, Stream stream) override;
   // Copies the device's present counts and waits only for that copy.
   kernels::DeviceCounts read_counts() override;
 

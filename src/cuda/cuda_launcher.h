@@ -14,17 +14,6 @@
 
 namespace isthmus {
 
-// Calls launch() with the device current.
-template <typename Launch>
-void launch_on(int ordinal, const Launch& launch) {
-  const CurrentDevice current(ordinal);
-  try {
-    launch();
-  } catch (const std::runtime_error& error) {
-    throw Error(detail::concatenate("cuda:", ordinal, ": ", error.what()));
-  }
-}
-
 // One for each lane, because lanes decode side by side, and the last for other streams.
 using DeviceFaults = std::array<kernels::DeviceFault, kNumLanes + 1>;
 
@@ -32,16 +21,18 @@ using DeviceFaults = std::array<kernels::DeviceFault, kNumLanes + 1>;
 // host sees. Faults of weights are there alone.
 class CudaLauncher final : public DeviceLauncher {
  public:
-  // Both of DeviceFaults. faults: in device memory. mapped_faults: where the host looks, by its address on the device.
+  // Both of DeviceFaults. faults: in device memory. mapped_faults: where the host looks.
   CudaLauncher(int ordinal, std::vector<cudaStream_t> lanes, kernels::DeviceFault* faults,
                kernels::DeviceFault* mapped_faults)
       : ordinal_(ordinal), lanes_(std::move(lanes)), faults_(faults), mapped_faults_(mapped_faults) {}
 
   void run(const kernels::AnyJob& job, Stream stream) override {
-    const auto run_on = [&](const auto& each) {
-      launch_on(ordinal_, [&] { kernels::cuda_run(with_fault(each, stream), stream.handle); });
-    };
-    std::visit(run_on, job);
+    const CurrentDevice current(ordinal_);
+    try {
+      std::visit([&](const auto& each) { kernels::cuda_run(with_fault(each, stream), stream.handle); }, job);
+    } catch (const std::runtime_error& error) {
+      throw Error(detail::concatenate("cuda:", ordinal_, ": ", error.what()));
+    }
   }
 
  private:

@@ -4,7 +4,6 @@
 
 #include <cxxabi.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -16,7 +15,6 @@
 #include "kernels/none/run_passes.h"
 #include "kernels/quant/run_passes.h"
 #include "kernels/tagc/run_passes.h"
-#include "kernels/units/run_passes.h"
 #include "kernels/weights/run_passes.h"
 #include "tests/cpp/support/job_uses.h"
 #include "tests/cpp/support/one_thread.h"
@@ -93,54 +91,14 @@ template [[gnu::visibility("default")]] void cuda_run(const TagcFlatMergeJob& jo
 template [[gnu::visibility("default")]] void cuda_run(const TagcFlatDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const ConvertJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const MultiplyJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const AddJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const SquaredErrorJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const DropResidualJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const SetContextsJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const NextStepJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const RefuseUnitsJob& job, void* stream);
-
-void cuda_set_contexts(DeviceContext* contexts, int count, DeviceContext value, void* stream) {
-  const Executor executor(stream);
-  const Moved nothing;
-  fake_gpu::count_launch("SetContexts", &nothing);
-  std::fill_n(contexts, count, value);
-}
-
-void cuda_next_step(DeviceContext* context, void* stream) {
-  const Executor executor(stream);
-  const Moved nothing;
-  fake_gpu::count_launch("NextStep", &nothing);
-  ++context->step;
-}
-
-void cuda_convert(ConstBuffer in, Buffer out, void* stream) {
-  Executor executor(stream);
-  fake_gpu::trace_work("convert", static_cast<cudaStream_t>(stream), {test::reads(in), test::writes(out)});
-  fake::convert(executor, in, out);
-}
-
-void cuda_convert_scaled(ConstBuffer in, double scale, Buffer out, void* stream) {
-  Executor executor(stream);
-  fake_gpu::trace_work("convert", static_cast<cudaStream_t>(stream), {test::reads(in), test::writes(out)});
-  fake::convert_scaled(executor, in, scale, out);
-}
-
-void cuda_multiply(Buffer values, double factor, void* stream) {
-  Executor executor(stream);
-  fake::multiply(executor, values, factor);
-}
-
-void cuda_add(ConstBuffer values, Buffer sums, void* stream) {
-  Executor executor(stream);
-  fake::add(executor, values, sums);
-}
-
-void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
-  Executor executor(stream);
-  fake::add_squared_error(executor, job);
-}
-
-void cuda_drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, DeviceCounts* counts, void* stream) {
-  Executor executor(stream);
-  fake_gpu::trace_work("drop residual after spike", static_cast<cudaStream_t>(stream), {test::writes(residual)});
-  fake::drop_residual_after_spike(executor, magnitudes, residual, counts);
-}
 
 }  // namespace isthmus::kernels
 #pragma GCC visibility pop

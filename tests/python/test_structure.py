@@ -105,7 +105,7 @@ src/torch/module   kernels/*  kernels/weights/weight_packet.h kernels/tagc/flat.
 src/torch/module   src/communicator/*  src/communicator/plan/policy.h src/communicator/path/segments.h
 src/torch/backend  kernels/*
 src/torch/backend  src/communicator/*  src/communicator/plan/policy.h src/communicator/units/unit.h
-src/torch/cuda     kernels/*           kernels/weights/weight_coder.h kernels/weights/device.h
+src/torch/cuda     kernels/*           kernels/weights/weight_coder.h
 src/torch/cuda     src/communicator/*
 src/torch/units    kernels/*
 src/torch/units    src/communicator/path

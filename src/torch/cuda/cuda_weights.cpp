@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda/cuda_launcher.h"
-#include "kernels/weights/device.h"
+#include "kernels/weights/weight_coder.h"
 
 namespace isthmus::torch_backend {
 namespace {

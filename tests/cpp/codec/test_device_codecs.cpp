@@ -10,16 +10,14 @@
 #include <utility>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/gpu_device.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/device.h"
 #include "isthmus/error.h"
 #include "kernels/block/device.h"
-#include "kernels/elementwise/run_passes.h"
 #include "tests/cpp/emulated/emulated_device.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
+#include "tests/cpp/emulated/emulated_passes.h"
 #include "tests/cpp/support/typed_data.h"
 
 namespace isthmus::test {
@@ -91,9 +89,9 @@ struct SquaredErrors {
     const auto error = std::shared_ptr<SquaredError>(std::shared_ptr<void>(), &host);
     make_host_device()->add_squared_error(given.view(), decoded.view(), error, {});
     std::vector<double> scratch(kSquaredErrorScratchBytes / sizeof(double), std::numeric_limits<double>::quiet_NaN());
-    kernels::emulated::add_squared_error(
-        emulated, make_squared_error_job(given.view(), decoded.view(), &device,
-                                         {scratch.data(), kSquaredErrorScratchBytes, DataType::kByte}));
+    kernels::emulated::run_passes(emulated,
+                                  make_squared_error_job(given.view(), decoded.view(), &device,
+                                                         {scratch.data(), kSquaredErrorScratchBytes, DataType::kByte}));
   }
 };
 

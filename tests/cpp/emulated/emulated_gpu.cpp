@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "kernels/weights/device.h"
+#include "kernels/weights/weight_coder.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 namespace isthmus::test {
@@ -325,11 +325,6 @@ PassesOfDevice EmulatedGpu::passes() { return {*launcher_, launcher_->counts()};
 kernels::DeviceCounts EmulatedGpu::read_counts() {
   finish_all_work();
   return launcher_->read_counts();
-}
-
-CodecCounts EmulatedGpu::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
-  launcher_->drop_residual_after_spike(magnitudes, residual, stream);
-  return {};
 }
 
 void EmulatedGpu::throw_if_faulted() { throw_if_any_reported(launcher_->fault_seen_by_host()); }

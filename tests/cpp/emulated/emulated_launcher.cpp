@@ -1,16 +1,10 @@
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 #include <cstdint>
-#include <memory>
 #include <variant>
-#include <vector>
 
 #include "codec/device_jobs.h"
-#include "codec/gpu_device.h"
 #include "isthmus/error.h"
-#include "kernels/elementwise/run_passes.h"
 #include "tests/cpp/support/job_uses.h"
 
 namespace isthmus::test {
@@ -66,6 +60,13 @@ class Translate {
     all(job.before, job.shard, job.replica, job.sent, job.areas, job.block_bytes, job.places, job.parts,
         job.replica_parts, job.state);
   }
+  void shared(kernels::ConvertJob& job) const { all(job.in, job.out); }
+  void shared(kernels::MultiplyJob& job) const { all(job.values); }
+  void shared(kernels::AddJob& job) const { all(job.values, job.sum); }
+  void shared(kernels::SquaredErrorJob& job) const { all(job.given, job.decoded, job.parts); }
+  void shared(kernels::DropResidualJob& job) const { all(job.magnitudes, job.residual, job.counts); }
+  void shared(kernels::SetContextsJob& job) const { all(job.contexts); }
+  void shared(kernels::NextStepJob& job) const { all(job.context); }
   void shared(kernels::RefuseUnitsJob& job) const { all(job.told, job.packets); }
   void shared(WeightDecodeJob& job) const {
     all(job.headers, job.packets, job.shard, job.replica, job.places, job.bad_blocks, job.parts, job.state);
@@ -106,7 +107,13 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   kernels::DeviceFault& fault = fault_of(stream);
   set_fault(translated, &fault, &fault);
   gpu_.enqueue(stream, name_of<Job>(), uses_of(job), [this, translated, &fault] {
-    on_executor([&](auto& executor) { kernels::emulated::run_passes(executor, translated); });
+    if (cut_.has_value()) {
+      EmulatedDevice device(*cut_, ++num_executors_);
+      kernels::emulated::run_passes(device, translated);
+    } else {
+      OneThreadExecutor executor;
+      kernels::emulated::run_passes(executor, translated);
+    }
     show_fault(fault);
   });
 }
@@ -134,35 +141,6 @@ kernels::DeviceFault EmulatedGpu::Launcher::fault_seen_by_host() {
 
 kernels::DeviceCounts EmulatedGpu::Launcher::read_counts() {
   return *static_cast<const kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
-}
-
-void EmulatedGpu::Launcher::drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream) {
-  auto* counts = static_cast<kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
-  auto* behind = static_cast<Magnitudes*>(gpu_.memory().behind(magnitudes));
-  gpu_.enqueue(stream, "drop residual after spike",
-               {writes(residual), writes(magnitudes, sizeof(*magnitudes)), adds_to(counts_.get(), sizeof(*counts))},
-               [this, behind, to = gpu_.memory().behind(residual), counts] {
-                 on_executor([&](auto& executor) {
-                   kernels::emulated::drop_residual_after_spike(executor, behind, to, counts);
-                 });
-               });
-}
-
-void EmulatedGpu::Launcher::add_squared_error(const kernels::SquaredErrorJob& job,
-                                              const std::shared_ptr<SquaredError>& error, Stream stream) {
-  const std::vector<MemoryUse> uses = {
-      reads(job.given, 4 * job.num_elements),
-      reads(job.decoded, 4 * job.num_elements),
-      writes(job.parts, kSquaredErrorScratchBytes),
-  };
-  kernels::SquaredErrorJob translated = job;
-  const Translate translate(gpu_.memory());
-  translate(translated.given);
-  translate(translated.decoded);
-  translate(translated.parts);
-  gpu_.enqueue(stream, "squared error", uses, [this, translated, error] {
-    on_executor([&](auto& executor) { kernels::emulated::add_squared_error(executor, translated); });
-  });
 }
 
 }  // namespace isthmus::test

@@ -19,26 +19,9 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   Launcher(EmulatedGpu& gpu, std::optional<EmulatedDevice::Cut> cut);
 
   void run(const kernels::AnyJob& job, Stream stream) override;
-  // Calls call(executor), in the thread of a stream.
-  template <typename Call>
-  void on_executor(const Call& call) {
-    if (cut_.has_value()) {
-      EmulatedDevice device(*cut_, ++num_executors_);
-      call(device);
-    } else {
-      OneThreadExecutor executor;
-      call(executor);
-    }
-  }
-
   kernels::DeviceCounts* counts() { return static_cast<kernels::DeviceCounts*>(counts_.get()); }
   // While no work is under way.
   kernels::DeviceCounts read_counts();
-
-  void drop_residual_after_spike(Magnitudes* magnitudes, Buffer residual, Stream stream);
-  // error: the host's memory behind the job's totals.
-  void add_squared_error(const kernels::SquaredErrorJob& job, const std::shared_ptr<SquaredError>& error,
-                         Stream stream);
 
   // What the host sees now.
   kernels::DeviceFault fault_seen_by_host();

@@ -4,10 +4,10 @@
 
 #include <variant>
 
+#include "kernels/elementwise/run_passes.h"
 #include "kernels/none/run_passes.h"
 #include "kernels/quant/run_passes.h"
 #include "kernels/tagc/run_passes.h"
-#include "kernels/units/run_passes.h"
 #include "kernels/weights/run_passes.h"
 
 namespace isthmus::kernels::emulated {

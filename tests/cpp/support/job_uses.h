@@ -1,4 +1,4 @@
-// Which memory of a device a job of a codec uses: for whoever looks for work that nothing orders (stream_order.h).
+// Which memory of a device a job uses: for whoever looks for work that nothing orders (stream_order.h).
 #pragma once
 
 #include <type_traits>
@@ -67,6 +67,20 @@ inline MemoryUses uses_of_any_codec(const kernels::WeightDecodeJob& job) {
           writes(job.bad_blocks, job.num_nodes * static_cast<int64_t>(sizeof(*job.bad_blocks))),
           writes_parts(job.parts, job.num_nodes)};
 }
+inline MemoryUses uses_of_any_codec(const kernels::ConvertJob& job) { return {reads(job.in), writes(job.out)}; }
+inline MemoryUses uses_of_any_codec(const kernels::MultiplyJob& job) { return {writes(job.values)}; }
+inline MemoryUses uses_of_any_codec(const kernels::AddJob& job) { return {reads(job.values), writes(job.sum)}; }
+inline MemoryUses uses_of_any_codec(const kernels::SquaredErrorJob& job) {
+  return {reads(job.given, 4 * job.num_elements), reads(job.decoded, 4 * job.num_elements),
+          writes(job.parts, kernels::kSquaredErrorParts * static_cast<int64_t>(sizeof(*job.parts)))};
+}
+inline MemoryUses uses_of_any_codec(const kernels::DropResidualJob& job) {
+  return {writes(job.residual), writes_one(job.magnitudes), adds_to_one(job.counts)};
+}
+inline MemoryUses uses_of_any_codec(const kernels::SetContextsJob& job) {
+  return {writes(job.contexts, job.count * static_cast<int64_t>(sizeof(*job.contexts)))};
+}
+inline MemoryUses uses_of_any_codec(const kernels::NextStepJob& job) { return {writes_one(job.context)}; }
 inline MemoryUses uses_of_any_codec(const kernels::RefuseUnitsJob& job) {
   return {reads(job.told, job.num_ranks * static_cast<int64_t>(sizeof(*job.told))),
           writes(job.packets, job.num_packets * job.packet_bytes)};
@@ -130,6 +144,13 @@ constexpr const char* name_of() {
          : std::is_same_v<Job, kernels::TagcFlatMergeJob> ? "merge"
          : std::is_same_v<Job, kernels::WeightEncodeJob>  ? "encode weights"
          : std::is_same_v<Job, kernels::WeightDecodeJob>  ? "decode weights"
+         : std::is_same_v<Job, kernels::ConvertJob>       ? "convert"
+         : std::is_same_v<Job, kernels::MultiplyJob>      ? "multiply"
+         : std::is_same_v<Job, kernels::AddJob>           ? "add"
+         : std::is_same_v<Job, kernels::SquaredErrorJob>  ? "squared error"
+         : std::is_same_v<Job, kernels::DropResidualJob>  ? "drop residual after spike"
+         : std::is_same_v<Job, kernels::SetContextsJob>   ? "set contexts"
+         : std::is_same_v<Job, kernels::NextStepJob>      ? "next step"
          : std::is_same_v<Job, kernels::RefuseUnitsJob>   ? "compare units"
                                                           : "decode";
 }

@@ -7,8 +7,10 @@
 #include <random>
 #include <vector>
 
-#include "kernels/weights/device.h"
+#include "codec/gpu_device.h"
+#include "kernels/weights/job.h"
 #include "kernels/weights/layout.h"
+#include "kernels/weights/weight_coder.h"
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/weights.h"
 
