@@ -52,27 +52,6 @@ void compare(const CodingShape& shape, const std::vector<std::vector<float>>& pi
   }
 }
 
-// Decodes packets that the CPU made, into a sum and each to its place.
-void compare_sums(const CodingShape& shape, int64_t num_elements) {
-  const std::unique_ptr<Gpu> gpu = make_gpu();
-  const Stream stream = gpu->device().lane(Lane::kDecode);
-  DeviceCoding on_device(gpu->device(), shape, num_elements);
-  HostCoding on_host(shape, num_elements);
-  for (int packet = 0; packet < shape.num_packets; ++packet) {
-    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 10 + static_cast<uint32_t>(packet));
-    on_host.encode(HostArray(piece, shape.piece).view(), packet, kContext);
-  }
-  on_device.packets().set(on_host.packets().view());
-  on_device.set_context(kContext, stream);
-  on_device.decode(stream);
-  on_host.decode(kContext);
-  require_equal(on_device.out(), on_host.out(), "sums");
-  on_device.decode_each(stream);
-  on_host.decode_each(kContext);
-  require_equal(on_device.places(), on_host.places(), "packets at their places");
-  gpu->device().throw_if_faulted();
-}
-
 // Two pieces alike.
 std::vector<std::vector<float>> drawn(Data data, int64_t num_elements) {
   return {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)};
@@ -83,12 +62,6 @@ void check_sizes(const CodingShape& shape, const std::vector<int64_t>& sizes) {
     add_test("Codecs", shape.name() + ", " + std::to_string(num_elements) + " elements",
              [=] { compare(shape, drawn(Data::kHeavyTail, num_elements)); });
   }
-}
-
-void check_sums(CodingShape shape, int num_packets, int64_t num_elements) {
-  shape.num_packets = num_packets;
-  add_test("Codecs", shape.name() + ", " + std::to_string(num_elements) + " elements",
-           [=] { compare_sums(shape, num_elements); });
 }
 
 // The type on the wire, and each type that a piece may have then.
@@ -189,11 +162,6 @@ void add_codecs(bool is_short) {
     }
     check_misaligned(shapes.front(), some);
     check_misaligned(shapes.back(), some);
-  }
-  for (const CodingShape& shape :
-       {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], quant_shapes()[0], quant_shapes().back()}) {
-    check_sums(shape, 3, is_short ? 4099 : 200001);
-    check_sums(shape, 35, 700);  // more than are added at once
   }
   check_data(is_short ? 3001 : 300001);
   check_not_finite(is_short ? 3001 : 300001);

@@ -1,6 +1,7 @@
-// What decoding finds wrong is seen by the host without waiting, in the words of the CPU, and nothing is decoded after
-// it.
+// Packets that the CPU made: their sums, and each at its place. What decoding finds wrong is seen by the host without
+// waiting, in the words of the CPU, and nothing is decoded after it.
 #include <string>
+#include <vector>
 
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
@@ -14,28 +15,33 @@ namespace {
 constexpr int64_t kNumElements = 1101;
 constexpr int64_t kHeaderBytes = 48;
 
-// Encodes on both sides, has `damage` change both packets' bytes and the context, decodes on both.
+// Decodes on both sides what the CPU encoded, has `damage` change the packets' bytes and the context, decodes again.
 using Damage = std::function<void(uint8_t* packets, int64_t packet_bytes, PacketContext& context)>;
 void compare(const CodingShape& shape, const Damage& damage, bool to_places) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
   Device& device = gpu->device();
   const Stream stream = device.lane(Lane::kDecode);
-  const HostArray piece(make_piece(Data::kHeavyTail, kNumElements, 5), shape.piece);
   DeviceCoding on_device(device, shape, kNumElements);
   HostCoding on_host(shape, kNumElements);
   on_device.set_context(kContext, stream);
   for (int packet = 0; packet < shape.num_packets; ++packet) {
-    on_host.encode(piece.view(), packet, kContext);
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, kNumElements, 5 + static_cast<uint32_t>(packet));
+    on_host.encode(HostArray(piece, shape.piece).view(), packet, kContext);
   }
   const HostArray right = on_host.packets();
   PacketContext context = kContext;
+  const auto decode = [&] { to_places ? on_device.decode_each(stream) : on_device.decode(stream); };
+  const auto decode_on_host = [&] { to_places ? on_host.decode_each(context) : on_host.decode(context); };
+  on_device.packets().set(right.view());
+  decode();
+  decode_on_host();
+  to_places ? require_equal(on_device.places(), on_host.places(), "packets at their places")
+            : require_equal(on_device.out(), on_host.out(), "sums");
   damage(on_host.packets().buffer().as<uint8_t>(), on_device.packet_bytes(), context);
   on_device.packets().set(on_host.packets().view());
   on_device.set_context(context, stream);
-  const auto decode = [&] { to_places ? on_device.decode_each(stream) : on_device.decode(stream); };
   decode();
-  const std::string expected =
-      test::error_of<PacketError>([&] { to_places ? on_host.decode_each(context) : on_host.decode(context); });
+  const std::string expected = test::error_of<PacketError>(decode_on_host);
   const std::string found = complaint_of(device);
   require(!expected.empty(), "the CPU finds nothing wrong");
   require(found == expected, "the device says \"" + found + "\", the CPU \"" + expected + "\"");
