@@ -27,7 +27,7 @@ def as_unified_sources(folder: Path) -> Path:
     tidy_folder.mkdir(exist_ok=True)
     text = (folder / "compile_commands.json").read_text()
     for path in {Path(command["file"]) for command in json.loads(text)}:
-        if "Unity" in path.parts and path.is_relative_to(folder / "src"):
+        if "Unity" in path.parts and {"src", "topology"} & set(path.relative_to(folder).parts):
             named = tidy_folder / f"UnifiedSource-{path.parent.parent.stem}-{path.name}"
             named.write_text(path.read_text())
             text = text.replace(str(path), str(named))

@@ -53,6 +53,7 @@ void read_nics(Machine& machine, const Sysfs& sysfs, const std::vector<Function>
                const std::vector<std::string>& loose);
 
 // PCIe's numbers. vendor, device, class_code (16 bits, such as 0x0302): -1 where unknown.
+inline constexpr int kNvidia = 0x10DE;
 
 // One end of a PCIe link: speed and width, as sysfs and NCCL have them: "16.0 GT/s PCIe", "8 GT/s"; "16".
 struct LinkEnd {

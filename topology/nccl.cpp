@@ -12,7 +12,6 @@ namespace isthmus::topology {
 namespace {
 
 constexpr long long kMostMbitS = 1'000'000'000, kMostIndex = (1LL << 31) - 1;
-constexpr int kNvidia = 0x10DE;
 constexpr const char* kHidden = "fffffff";  // what NVML says of a switch that a virtual machine cannot see
 
 // Gbit/s in one direction of one NVLink, by compute capability (10 x major + minor). From NVIDIA's data sheets, which

@@ -11,7 +11,7 @@ namespace isthmus::topology {
 namespace {
 
 constexpr double kMostGtS = 128, kMostLanes = 32;  // the fastest generation that is planned (7), and the widest link
-constexpr int kNvidia = 0x10DE, kAmd = 0x1002, kAmazon = 0x1D0F, kIntel = 0x8086;
+constexpr int kAmd = 0x1002, kAmazon = 0x1D0F, kIntel = 0x8086;
 
 // The number that a text begins with; 0: none, or too large a one.
 double number(const std::string& text, double most) {

@@ -11,7 +11,6 @@
 // At once: every thread is a CPU thread. Slow, but ThreadSanitizer sees each access that no barrier separates.
 #pragma once
 
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -248,32 +247,37 @@ class EmulatedLaunch {
  private:
   static constexpr size_t kStackBytes = 64 * 1024;
 
+  using Place = void* [5];  // of __builtin_setjmp
+
   struct Thread {
     ucontext_t context;  // where it begins
-    jmp_buf place;       // where it goes on
+    Place place;         // where it goes on
     std::unique_ptr<std::byte[]> stack;
     std::optional<EmulatedGroup> group;
     bool has_begun = false;
     const char* waits_in = "start";  // null: it has returned
   };
 
+  // A function of its own: none may both set a place and jump.
+  [[gnu::noinline, gnu::no_sanitize_address, noreturn]] static void jump(Place to) { __builtin_longjmp(to, 1); }
+
   // Called by the running thread.
-  void wait(const char* what) {
+  [[gnu::no_sanitize_address]] void wait(const char* what) {
     running_->waits_in = what;
-    if (_setjmp(running_->place) == 0) {
-      _longjmp(scheduler_, 1);
+    if (__builtin_setjmp(running_->place) == 0) {
+      jump(scheduler_);
     }
   }
 
   // Until it waits, or returns. Jumps, as swapcontext() would ask the system for signals each time, which takes longer
-  // than most threads run. (AddressSanitizer says once that it cannot follow a jump, nor need it: no frame is left.)
-  void resume(Thread& thread) {
+  // than most threads run; and the compiler's, as AddressSanitizer asks it for a stack at each of the library's.
+  [[gnu::no_sanitize_address]] void resume(Thread& thread) {
     running_ = &thread;
-    if (_setjmp(scheduler_) != 0) {
+    if (__builtin_setjmp(scheduler_) != 0) {
       return;
     }
     if (std::exchange(thread.has_begun, true)) {
-      _longjmp(thread.place, 1);
+      jump(thread.place);
     }
     setcontext(&thread.context);
   }
@@ -290,11 +294,11 @@ class EmulatedLaunch {
                 static_cast<unsigned>(address));
   }
 
-  static void enter(unsigned high, unsigned low) {
+  [[gnu::no_sanitize_address]] static void enter(unsigned high, unsigned low) {
     auto* launch = reinterpret_cast<EmulatedLaunch*>(uintptr_t{high} << 32 | low);
     launch->pass_(*launch->running_->group);
     launch->running_->waits_in = nullptr;
-    _longjmp(launch->scheduler_, 1);
+    jump(launch->scheduler_);
   }
 
   // Returns whether the group is still alive.
@@ -324,7 +328,7 @@ class EmulatedLaunch {
   std::vector<Thread> threads_;
   std::vector<EmulatedGroupState> groups_;
   Thread* running_ = nullptr;
-  jmp_buf scheduler_ = {};
+  Place scheduler_ = {};
 };
 
 // Runs sequences of passes (kernels/tagc/run_passes.h), each on groups of at most `num_threads` and at most

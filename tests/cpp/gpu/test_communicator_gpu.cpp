@@ -46,11 +46,16 @@ std::vector<Call> calls_of_every_kind(int64_t world_size, int steps) {
 }
 
 TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
-  for (const Options& options : every_options()) {
-    SCOPED_TRACE(options.codec);
+  std::vector<Options> all = every_options();
+  all.push_back(flat_options());
+  for (const Options& options : all) {
+    SCOPED_TRACE(options.to_string());
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
     expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 2), /*in_flight=*/7);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      expect_equal_stats(*world.ranks[rank].communicator, *cpu.ranks[rank]);
+    }
   }
 }
 
@@ -143,15 +148,6 @@ TEST_P(EveryLossyCodecOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions)
     GpuWorld world(map, GetParam(), GpuSettings{.gather_tiers = false});
     World cpu(map, GetParam());
     expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), 100), /*in_flight=*/100);
-  }
-}
-
-TEST_P(GpuOnEveryMap, ASingleTierIsThatOfTheCpu) {
-  GpuWorld world(GetParam(), flat_options());
-  World cpu(GetParam(), flat_options());
-  expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 2), /*in_flight=*/7);
-  for (int rank = 0; rank < world.size(); ++rank) {
-    expect_equal_stats(*world.ranks[rank].communicator, *cpu.ranks[rank]);
   }
 }
 

@@ -136,6 +136,12 @@ class DamageOnGpu : public EveryCodecOnGpu {
       rank.gpu->synchronize();
     }
   }
+  void reduce(bool damages) {
+    damages_ = damages;
+    enqueue(0);
+    enqueue(1);
+    synchronize();
+  }
   KeyedCommunicator& communicator(size_t rank) { return *world_.ranks[rank].communicator; }
 
   std::atomic<bool> damages_ = false;
@@ -152,26 +158,16 @@ INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::ValuesIn(codec_names())
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(DamageOnGpu, IsSeenWithoutAnotherCollective) {
-  for (const bool damages : {false, true}) {
-    damages_ = damages;
-    enqueue(0);
-    enqueue(1);
-    synchronize();
-    communicator(0).throw_if_faulted();
-    if (damages) {
-      EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
-    } else {
-      communicator(kRank).throw_if_faulted();
-    }
-  }
+  reduce(/*damages=*/false);
+  communicator(kRank).throw_if_faulted();
+  reduce(/*damages=*/true);
+  communicator(0).throw_if_faulted();
+  EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
 }
 
 // What never arrived does not decode, either, and a tier may learn only later that it failed.
 TEST_P(DamageOnGpu, IsNotToldWhereTheTierFailsSoonAfter) {
-  damages_ = true;
-  enqueue(0);
-  enqueue(1);
-  synchronize();
+  reduce(/*damages=*/true);
   int looks = 0;
   const auto fail_at_third_look = [&] { ISTHMUS_CHECK(TransportError, ++looks < 3, "rank 0 is lost"); };
   damaged_tier_->tell_failures(fail_at_third_look, kTimeout);
@@ -181,10 +177,7 @@ TEST_P(DamageOnGpu, IsNotToldWhereTheTierFailsSoonAfter) {
 }
 
 TEST_P(DamageOnGpu, IsToldWhereNoTierFailsInTime) {
-  damages_ = true;
-  enqueue(0);
-  enqueue(1);
-  synchronize();
+  reduce(/*damages=*/true);
   int looks = 0;
   damaged_tier_->tell_failures([&] { ++looks; }, milliseconds(50));
   EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
@@ -192,9 +185,7 @@ TEST_P(DamageOnGpu, IsToldWhereNoTierFailsInTime) {
 }
 
 TEST_P(DamageOnGpu, IsSeenInAReplayOfAGraph) {
-  enqueue(0);
-  enqueue(1);
-  synchronize();
+  reduce(/*damages=*/false);
   std::shared_ptr<EmulatedGraph> graphs[2];
   for (size_t r = 0; r < 2; ++r) {
     world_.ranks[r].gpu->begin_capture(world_.ranks[r].stream);

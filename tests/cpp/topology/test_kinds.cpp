@@ -270,8 +270,6 @@ TEST(Islands, AreJoinedByFastLinksElseASwitchElseANumaNode) {
 TEST(Kinds, ThatAreNotReadSayWhatIs) {
   expect_refused("===== ROCm System Management Interface =====\n       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n",
                  "is what rocm-smi prints, which names no NICs: expected hwloc XML");
-  expect_refused(replaced(eight_devices(), "version=\"2.0\"", "version=\"3.0\""),
-                 "and that of hwloc 3 with --export-xml-flags 2", 3);
 }
 
 }  // namespace

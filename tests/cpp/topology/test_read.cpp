@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <random>
 
 #include "machines.h"
 #include "topology/read.h"
@@ -181,7 +180,7 @@ TEST(Hwloc, GpusOfOthersAndMachinesWithoutPcie) {
 
 TEST(Hwloc, DamagedFilesAndOtherVersions) {
   expect_refused(replaced(eight_devices(), "version=\"2.0\"", "version=\"3.0\""),
-                 "is hwloc XML of version '3.0': expected 2", 3);
+                 "and that of hwloc 3 with --export-xml-flags 2", 3);
   expect_refused(replaced(eight_devices(), "version=\"2.0\"", "version=\"two\""), "is hwloc XML of version 'two'", 3);
   expect_refused("<topology/>", "is hwloc XML of version '1': expected 2", 1);
   expect_refused("<topology version=\"2.0\"/>", "cannot read it");
@@ -206,20 +205,6 @@ TEST(Hwloc, DamagedFilesAndOtherVersions) {
   const std::string inner = device("0000:11:00.1", kA100);
   expect_refused(hwloc_xml(host_bridge("11-11", device("0000:11:00.0", kEthernet, inner)), ""),
                  "has a PCI device below another one");
-}
-
-TEST(Hwloc, EveryCutAndEveryChangedByteIsAMachineOrAnError) {
-  const std::string text = eight_devices(nvlinks("0 50000 25000 0 50000 0 0 25000 25000 0 0 600000 0 25000 600000 0 "));
-  std::mt19937 draw(7);
-  for (int i = 0; i < 600; ++i) {
-    std::string damaged = text;
-    damaged[draw() % text.size()] = "0<>\"9f-x: "[draw() % 10];
-    damaged.resize(i % 3 == 0 ? draw() % text.size() : text.size());
-    try {
-      parse(damaged);
-    } catch (const TopologyError&) {
-    }
-  }
 }
 
 }  // namespace

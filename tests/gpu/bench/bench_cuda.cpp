@@ -148,12 +148,12 @@ bool bench_shape(Timer& timer, const CodingShape& shape, int64_t megabytes, doub
   const auto packet = static_cast<double>(coding.packet_bytes());
 
   bool is_right = measure("encode" + name, [&] {
-    coding.encode(0, stream);
+    coding.encode(stream);
     if (source_bytes <= kLargestVerifiedBytes) {
       verify(coding, shape, piece);
     }
     const double residual = 2.0 * static_cast<double>(coding.residual().buffer().bytes());  // read and written
-    const Times times = timer.device_us(repetitions, [&] { coding.encode(0, stream); });
+    const Times times = timer.device_us(repetitions, [&] { coding.encode(stream); });
     return figures_of(shape, times, source, source + residual + packet, bandwidth);
   });
   is_right &= measure("decode" + name, [&] {

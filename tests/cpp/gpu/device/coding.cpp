@@ -101,9 +101,9 @@ void DeviceCoding::next_step(Stream stream) {
   device_.next_step(context_.buffer().as<kernels::DeviceContext>(), stream);
 }
 
-void DeviceCoding::encode(int packet, Stream stream) {
-  const Buffer place = packets_.buffer().part(packet, packet_bytes_);
-  codec_->encode_pieces(PieceSet::of_one(piece_.buffer(), residual_.buffer(), place), on_device().of_packet(packet),
+void DeviceCoding::encode(Stream stream) {
+  const Buffer first = packets_.buffer().slice(0, packet_bytes_);
+  codec_->encode_pieces(PieceSet::of_one(piece_.buffer(), residual_.buffer(), first), on_device(),
                         {stream, scratch_.buffer()});
 }
 

@@ -37,7 +37,7 @@ class DeviceCoding {
 
   void set_context(PacketContext context, Stream stream);
   void next_step(Stream stream);
-  void encode(int packet, Stream stream);
+  void encode(Stream stream);
   void decode(Stream stream);
   // As a reduction does: the own piece in its type, a scale, and a shard of that type, which takes the place of out().
   void decode_to_shard(Stream stream);

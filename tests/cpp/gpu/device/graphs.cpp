@@ -21,7 +21,7 @@ void replay(const CodingShape& shape, int64_t num_elements) {
     const Stream encode = device.lane(Lane::kEncode);
     const Stream decode = device.lane(Lane::kDecode);
     device.order(caller, encode);
-    on_device.encode(0, encode);
+    on_device.encode(encode);
     device.order(encode, decode);
     on_device.decode(decode);
     on_device.next_step(decode);
