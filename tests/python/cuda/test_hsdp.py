@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import isthmus
 from isthmus.model import automatic
 from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
+from support.checkpoints import OwnReduceScatter
 from support.checks import finish
 from support.gpu_trace import Trace, Work, note, traced
 
@@ -25,16 +25,6 @@ WORLD_SIZE = 4
 UNITS = 4
 FEATURES = 64
 OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1}
-
-
-class OwnReduceScatter:
-    """A program's own, of which nobody knows which stream makes its output."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **arguments: Any) -> None:
-        dist.reduce_scatter_tensor(output_tensor, input_tensor, **arguments)
 
 
 def read_before(original: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -74,7 +64,7 @@ def trace_a_step(way: str) -> str:
         step()
     for layer in model:
         if way == "own reduce-scatter":
-            layer.set_custom_reduce_scatter(OwnReduceScatter())
+            layer.set_custom_reduce_scatter(OwnReduceScatter())  # nobody knows which stream makes its output
         elif way == "hooked":
             layer.set_all_reduce_hook(lambda shard: shard.mul_(1))
     with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,7 @@ from support.checks import finish
 from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT
+from support.updates import mix
 
 pytestmark = pytest.mark.processes
 
@@ -101,12 +102,6 @@ def received(rank: int, world_size: int) -> dict[int, Rows]:
         found[bits] = shard.numpy().astype(np.float64).reshape(-1, 128)
     finish()
     return found
-
-
-def mix(x: int) -> int:
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & OF_64_BITS
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & OF_64_BITS
-    return x ^ (x >> 31)
 
 
 def signs_of_first_packet() -> Rows:
