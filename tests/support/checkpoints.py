@@ -51,6 +51,16 @@ class Model(nn.Module):
         return self.out(features)  # type: ignore[no-any-return]
 
 
+class OwnReduceScatter:
+    """A user's for FSDP2, which calls the group's."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+
 def options_of(codec: str = "tagc", **options: Any) -> isthmus.Options:
     return isthmus.Options(**{"nodes": "2x2", "min_elements": 0, **SETTINGS[codec], **options})
 

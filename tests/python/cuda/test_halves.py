@@ -20,6 +20,7 @@ from isthmus.model import collectives
 from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
+from support.checks import finish
 from support.gpu_trace import Trace, Work, traced
 from support.logs import logged
 
@@ -31,30 +32,24 @@ FEATURES = 64
 OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1, "weights": "delta"}
 
 
-def wrapped() -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(UNITS))).cuda()
-    mesh = init_device_mesh("cuda", (WORLD_SIZE,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in model:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-def trace_a_step(rank: int, world_size: int, in_halves: bool) -> str | None:
-    """The trace of rank 0, by name alone. Without halves: in one piece, and none ahead."""
-    ranks.init(pg_options=isthmus.Options(**OPTIONS))
-    model = wrapped()
-    if not in_halves:
-        collectives.UnitAllGather._sends_differences = property(lambda self: False, lambda self, value: None)
-        isthmus.prepare(model, prefetch=False)
-    step = cuda_worlds.training_step(model, FEATURES)
-    for _ in range(4):  # after the 4th the statistics are looked at, which waits for the GPU
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace"
-        traced(path, step)
-        return path.read_text() if rank == 0 else None
+def trace_steps(rank: int, world_size: int) -> list[str]:
+    """A step's traces on rank 0, by name alone: in halves, and in one piece, with none ahead."""
+    traces = []
+    for in_halves in (True, False):
+        ranks.init(pg_options=isthmus.Options(**OPTIONS))
+        model = cuda_worlds.sharded((world_size,), units=UNITS, features=FEATURES)
+        if not in_halves:
+            collectives.UnitAllGather._sends_differences = property(lambda self: False, lambda self, value: None)
+            isthmus.prepare(model, prefetch=False)
+        step = cuda_worlds.training_step(model, FEATURES)
+        for _ in range(4):  # after the 4th the statistics are looked at, which waits for the GPU
+            step()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace"
+            traced(path, step)
+            traces.append(path.read_text())
+        finish()
+    return traces
 
 
 #: Milliseconds of a unit on an H200 whose link has 10 Gbit/s: a block of a GPT of 12, with 152.6 M parameters. Packets
@@ -99,13 +94,18 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def step() -> Step:
-    return Step(fake_gpu.run(trace_a_step, WORLD_SIZE, True)[0])
+def both_steps() -> list[Step]:
+    return list(map(Step, fake_gpu.run(trace_steps, WORLD_SIZE)[0]))
 
 
-@pytest.fixture(scope="module")
-def step_in_one_piece() -> Step:
-    return Step(fake_gpu.run(trace_a_step, WORLD_SIZE, False)[0])
+@pytest.fixture
+def step(both_steps: list[Step]) -> Step:
+    return both_steps[0]
+
+
+@pytest.fixture
+def step_in_one_piece(both_steps: list[Step]) -> Step:
+    return both_steps[1]
 
 
 def test_the_gpu_computes_while_the_host_waits(step: Step, step_in_one_piece: Step) -> None:
@@ -303,7 +303,11 @@ def waits_by_another_thread(trained: Trained, make: Callable[[str], Trained]) ->
         trained.steps(1)
 
 
-def train(rank: int, world_size: int, weights: str) -> dict[str, tuple[bytes, list[str]]]:
+def train(rank: int, world_size: int) -> dict[str, dict[str, tuple[bytes, list[str]]]]:
+    return {weights: train_all(weights) for weights in ("plain", "delta")}
+
+
+def train_all(weights: str) -> dict[str, tuple[bytes, list[str]]]:
     ranks.init(pg_options=isthmus.Options(**{**OPTIONS, "weights": weights}))
     found = {}
     for name, function in SCENARIOS.items():
@@ -315,23 +319,25 @@ def train(rank: int, world_size: int, weights: str) -> dict[str, tuple[bytes, li
         with logged() as texts:
             function(trained, make)
         found[name] = (trained.bits(), [text for text in texts if "different orders" in text])
+    finish()
     return found
 
 
 @pytest.fixture(scope="module")
-def bits() -> dict[str, list[dict[str, tuple[bytes, list[str]]]]]:
-    return {weights: fake_gpu.run(train, WORLD_SIZE, weights) for weights in ("plain", "delta")}
+def bits() -> list[dict[str, dict[str, tuple[bytes, list[str]]]]]:
+    return fake_gpu.run(train, WORLD_SIZE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_bits_are_those_of_plain_gathers_without_prefetch(bits: Any, name: str) -> None:
-    for plain, delta in zip(bits["plain"], bits["delta"], strict=True):
-        assert plain[name][0] == delta[name][0]
+    for of_rank in bits:
+        assert of_rank["plain"][name][0] == of_rank["delta"][name][0]
 
 
 def test_says_once_that_units_are_no_longer_gathered_ahead(bits: Any) -> None:
-    for told in bits["delta"]:
-        assert {name: len(texts) for name, (_, texts) in told.items() if texts} == {"passes_that_end_early": 1}
+    for of_rank in bits:
+        told = {name: len(texts) for name, (_, texts) in of_rank["delta"].items() if texts}
+        assert told == {"passes_that_end_early": 1}
 
 
 def abort_between_the_halves(rank: int, world_size: int) -> str:

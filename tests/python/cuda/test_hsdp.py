@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
 from isthmus.model import automatic
 from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
+from support.checkpoints import OwnReduceScatter
+from support.checks import finish
 from support.gpu_trace import Trace, Work, note, traced
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
@@ -27,26 +25,6 @@ WORLD_SIZE = 4
 UNITS = 4
 FEATURES = 64
 OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1}
-
-
-class OwnReduceScatter:
-    """A program's own, of which nobody knows which stream makes its output."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **arguments: Any) -> None:
-        dist.reduce_scatter_tensor(output_tensor, input_tensor, **arguments)
-
-
-def wrapped(units: int, reduce_dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(units))).cuda()
-    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
-    for layer in model:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def read_before(original: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -59,9 +37,18 @@ def read_before(original: Callable[..., int | None]) -> Callable[..., int | None
     return found
 
 
-def trace_a_step(rank: int, world_size: int, units: int, way: str) -> str | None:
+WAYS = ["plain", "float16", "accumulated", "hooked", "own reduce-scatter"]
+
+
+def trace_steps(rank: int, world_size: int) -> dict[str, str]:
+    automatic.stream_of_shard = read_before(automatic.stream_of_shard)
+    return {way: trace_a_step(way) for way in WAYS}
+
+
+def trace_a_step(way: str) -> str:
     ranks.init(pg_options=isthmus.Options(**OPTIONS))
-    model = wrapped(units, torch.float16 if way == "float16" else torch.float32)
+    reduce_dtype = torch.float16 if way == "float16" else torch.float32
+    model = cuda_worlds.sharded((2, 2), units=UNITS, features=FEATURES, reduce_dtype=reduce_dtype)
     # Without gathers ahead: torch 2.15 looks whether such a one is done, which it is here, and no stream waits then.
     isthmus.prepare(model, prefetch=False)
     step = whole = cuda_worlds.training_step(model, FEATURES)
@@ -77,14 +64,15 @@ def trace_a_step(rank: int, world_size: int, units: int, way: str) -> str | None
         step()
     for layer in model:
         if way == "own reduce-scatter":
-            layer.set_custom_reduce_scatter(OwnReduceScatter())
+            layer.set_custom_reduce_scatter(OwnReduceScatter())  # nobody knows which stream makes its output
         elif way == "hooked":
             layer.set_all_reduce_hook(lambda shard: shard.mul_(1))
-    automatic.stream_of_shard = read_before(automatic.stream_of_shard)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace"
         traced(path, step)
-        return path.read_text() if rank == 0 else None
+        text = path.read_text()
+    finish()
+    return text
 
 
 @dataclass(frozen=True)
@@ -107,12 +95,14 @@ def all_reduces(trace: Trace) -> list[AllReduce]:
     return [AllReduce(*works[first : first + len(names)]) for first in range(0, len(works), len(names))]
 
 
-WAYS = ["plain", "float16", "accumulated", "hooked", "own reduce-scatter"]
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return fake_gpu.run(trace_steps, WORLD_SIZE)[0]
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def case(request: pytest.FixtureRequest) -> tuple[str, Trace]:
-    return request.param, Trace(fake_gpu.run(trace_a_step, WORLD_SIZE, UNITS, request.param)[0])
+@pytest.fixture(params=WAYS)
+def case(request: pytest.FixtureRequest, texts: dict[str, str]) -> tuple[str, Trace]:
+    return request.param, Trace(texts[request.param])
 
 
 def test_all_uses_of_memory_are_ordered(case: tuple[str, Trace]) -> None:

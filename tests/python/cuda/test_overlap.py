@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
 from isthmus.model.collectives import UnitReduceScatter
@@ -17,6 +14,7 @@ from isthmus.plan.pipeline import Resource, Stage, UnitWork, passes_s
 from isthmus.weights import apply, encode
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
+from support.checks import finish
 from support.gpu_trace import Trace, Work, note, traced
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
@@ -26,19 +24,9 @@ UNITS = 4
 FEATURES = 64
 OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1}
 BACKENDS = {"name": "isthmus", "attach": "cpu:gloo,cuda:nccl"}
+CASES = [*((way, torch.float32) for way in BACKENDS), ("name", torch.float16)]
 #: What a unit takes: each of its two sums in the node (one is beside the exchange), its exchange, its decoding.
 DURATIONS = {"ReduceScatter": 1.0, "Send/Recv": 2.0, "decode": 0.2}
-
-
-def wrapped(way: str, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(UNITS))).cuda()
-    mesh = init_device_mesh("cuda", (WORLD_SIZE,))
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-    for layer in model:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model if way == "name" else isthmus.attach(model, **OPTIONS)
 
 
 def output_was_in_use(call: Any, self: Any, output_tensor: torch.Tensor, **arguments: Any) -> Any:
@@ -47,23 +35,36 @@ def output_was_in_use(call: Any, self: Any, output_tensor: torch.Tensor, **argum
     return call(self, output_tensor=output_tensor, **arguments)
 
 
-def trace_a_step(rank: int, world_size: int, way: str, dtype: torch.dtype) -> Trace | None:
+def trace_steps(rank: int, world_size: int) -> list[str]:
+    original: Any = UnitReduceScatter.__call__
+    UnitReduceScatter.__call__ = lambda *args, **named: output_was_in_use(original, *args, **named)  # type: ignore[method-assign]
+    return [trace_a_step(*case) for case in CASES]
+
+
+def trace_a_step(way: str, dtype: torch.dtype) -> str:
     ranks.init(BACKENDS[way], **({"pg_options": isthmus.Options(**OPTIONS)} if way == "name" else {}))
-    model = wrapped(way, dtype)
+    model = cuda_worlds.sharded((WORLD_SIZE,), units=UNITS, features=FEATURES, param_dtype=dtype, reduce_dtype=dtype)
+    if way == "attach":
+        isthmus.attach(model, **OPTIONS)
     step = cuda_worlds.training_step(model, FEATURES)
     for _ in range(2):
         step()
-    original: Any = UnitReduceScatter.__call__
-    UnitReduceScatter.__call__ = lambda *args, **named: output_was_in_use(original, *args, **named)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        trace = traced(Path(folder) / "trace", step)
-    return trace if rank == 0 else None
+        path = Path(folder) / "trace"
+        traced(path, step)
+        text = path.read_text()
+    finish()
+    return text
 
 
-@pytest.fixture(scope="module", params=[(way, torch.float32) for way in BACKENDS] + [("name", torch.float16)])
-def case(request: pytest.FixtureRequest) -> tuple[torch.dtype, Trace]:
-    way, dtype = request.param
-    return dtype, fake_gpu.run(trace_a_step, WORLD_SIZE, way, dtype)[0]
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return fake_gpu.run(trace_steps, WORLD_SIZE)[0]
+
+
+@pytest.fixture(params=range(len(CASES)), ids=map(str, CASES))
+def case(request: pytest.FixtureRequest, texts: list[str]) -> tuple[torch.dtype, Trace]:
+    return CASES[request.param][1], Trace(texts[request.param])
 
 
 def by_unit(works: list[Work]) -> list[list[Work]]:

@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from isthmus._build_info import CUDA
 from support import fake_gpu
@@ -17,7 +20,25 @@ def on_fake_gpu(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.processes(needs_fake_gpu(test))
 
 
-def training_step(model: torch.nn.Module, features: int) -> Callable[[], None]:
+def sharded(
+    shape: tuple[int, ...],
+    *,
+    units: int = 4,
+    features: int = 64,
+    param_dtype: torch.dtype = torch.bfloat16,
+    reduce_dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Return a model of FSDP2 with a unit for each layer. shape: of its mesh; of two dimensions it is HSDP."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(features, features) for _ in range(units))).cuda()
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    for layer in model:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def training_step(model: nn.Module, features: int) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:

@@ -19,9 +19,11 @@ from torch.distributed.tensor import DTensor
 
 import isthmus
 from support import ranks
+from support.checks import finish
 from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT
+from support.updates import mix
 
 pytestmark = pytest.mark.processes
 
@@ -85,23 +87,21 @@ def rows_of_gradients() -> Rows:
     return rows.astype(np.float32).astype(np.float64)
 
 
-def received(rank: int, world_size: int, bits: int) -> Rows:
-    """Reduce zeros of rank 0 and the rows of rank 1: what rank 0 gets is what arrives of these."""
-    ranks.init(pg_options=isthmus.Options(nodes="2x1", bits=bits, min_elements=0))
+def received(rank: int, world_size: int) -> dict[int, Rows]:
+    """Reduce zeros of rank 0 and the rows of rank 1: what rank 0 gets is what arrives of these, by number of bits."""
+    ranks.init("gloo")
     gradient = torch.zeros(world_size * NUM_ELEMENTS)
     if rank == 1:
         gradient[:NUM_ELEMENTS] = torch.from_numpy(rows_of_gradients()).flatten()
-    shard = torch.empty(NUM_ELEMENTS)
-    with isthmus.unit("x"):
-        dist.reduce_scatter_tensor(shard, gradient)
-    dist.destroy_process_group()
-    return shard.numpy().astype(np.float64).reshape(-1, 128)
-
-
-def mix(x: int) -> int:
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & OF_64_BITS
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & OF_64_BITS
-    return x ^ (x >> 31)
+    found = {}
+    for bits in BITS:
+        options = isthmus.Options(nodes="2x1", bits=bits, min_elements=0)
+        shard = torch.empty(NUM_ELEMENTS)
+        with isthmus.unit("x"):
+            dist.reduce_scatter_tensor(shard, gradient, group=dist.new_group(backend="isthmus", pg_options=options))
+        found[bits] = shard.numpy().astype(np.float64).reshape(-1, 128)
+    finish()
+    return found
 
 
 def signs_of_first_packet() -> Rows:
@@ -118,13 +118,13 @@ def signs_of_first_packet() -> Rows:
     return signs.reshape(-1, 128)
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_the_rotated_code_is_what_arrives_over_the_backend(bits: int) -> None:
+def test_the_rotated_code_is_what_arrives_over_the_backend() -> None:
     shown: dict[str, Any] = {}
     exec(programs("docs/quant.md")["rotated.py"], shown)
-    expected = shown["arrives"](rows_of_gradients(), signs_of_first_packet(), bits)
-    arrived = ranks.run(received, 2, bits)[0]
-    np.testing.assert_allclose(arrived, expected, rtol=2**-8)  # scales cross as bfloat16
+    for bits, arrived in ranks.run(received, 2)[0].items():
+        expected = shown["arrives"](rows_of_gradients(), signs_of_first_packet(), bits)
+        # Scales cross as bfloat16.
+        np.testing.assert_allclose(arrived, expected, rtol=2**-8, err_msg=f"{bits} bits")
 
 
 # --- docs/checkpoints.md ---

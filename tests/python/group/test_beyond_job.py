@@ -59,26 +59,29 @@ def difference_of_copies(mesh: DeviceMesh) -> float:
     return max(float((each - weights[0]).abs().max()) for each in weights)
 
 
-def train_beside(rank: int, world_size: int, backend: str) -> dict[str, Any]:
+def train_beside(rank: int, world_size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if rank < JOB:
         os.environ.update(torchrun(rank, [0, 0, 1, 1]))
-        ranks.init(backend)
+        ranks.init()
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     if rank in MEMBERS:
         with logged() as messages:
             both = [results(join(rank, name, name)) for name in ("isthmus", "gloo")]
             other = join(rank, "other", "isthmus")
             part = other.split_group([0, 1, 2], timeout=timedelta(seconds=OPERATION_S), group_name="part")
+            with pytest.MonkeyPatch.context() as patch:  # of the job's four ranks
+                patch.setenv("ISTHMUS_NODES", "2x2")
+                both.append(results(join(rank, "with nodes", "isthmus")))
         assert all(group._get_backend(torch.device("cpu")).beyond_job for group in (other, part))
-        found = {"messages": messages, "equal": [torch.equal(*pair) for pair in zip(*both, strict=True)]}
+        alike = [all(torch.equal(one, each[0]) for one in each) for each in zip(*both, strict=True)]
+        found = {"messages": messages, "equal": alike}
     if rank < JOB:
         dist.barrier()
         found["difference"] = difference_of_copies(mesh)
-        if backend == "isthmus":
-            found["nodes"] = [node_map(group) for group in (None, mesh.get_group("dp"), mesh.get_group("tp"))]
-            found["exact"] = isthmus.stats(mesh.get_group("dp"))["exact_calls"]
-            isthmus.load_state_dict(isthmus.state_dict())  # asks no rank beyond the job
+        found["nodes"] = [node_map(group) for group in (None, mesh.get_group("dp"), mesh.get_group("tp"))]
+        found["exact"] = isthmus.stats(mesh.get_group("dp"))["exact_calls"]
+        isthmus.load_state_dict(isthmus.state_dict())  # asks no rank beyond the job
         finish()
     return found
 
@@ -87,12 +90,9 @@ SAID = "group of 3 ranks: a store of its own, beyond the job: everything goes to
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("nodes_variable", ["", "2x2"])
-def test_a_group_beyond_the_job_is_exact_and_leaves_the_job_alone(nodes_variable: str) -> None:
-    env = {"ISTHMUS_MIN_ELEMENTS": "0", "OTHER_PORT": str(ranks.free_port())} | (
-        {"ISTHMUS_NODES": nodes_variable} if nodes_variable else {}
-    )
-    found = ranks.run(train_beside, 6, "isthmus", env=env)
+def test_a_group_beyond_the_job_is_exact_and_leaves_the_job_alone() -> None:
+    env = {"ISTHMUS_MIN_ELEMENTS": "0", "OTHER_PORT": str(ranks.free_port())}
+    found = ranks.run(train_beside, 6, env=env)
     assert [one.get("equal") for one in found] == [None, None, [True] * 3, None, [True] * 3, [True] * 3]
     assert [one.get("messages") for one in found] == [None, None, [f"{SAID}, uncompressed"], None, [], []]
     for one in found[:JOB]:

@@ -163,10 +163,24 @@ def torchrun(rank: int, agents: list[int]) -> dict[str, str]:
     return {name: str(value) for name, value in counts.items()} | {"RANK": str(rank)}
 
 
-def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]]) -> str:
-    os.environ.update(env_of_rank[rank])
+# What ranks of two have in their environments, and what both then say.
+DEFAULT_GROUPS: dict[str, list[dict[str, str]]] = {
+    'OptionError: isthmus: environment variable ISTHMUS_CODEC="zip"': [{"ISTHMUS_CODEC": "zip"}] * 2,
+    "OptionError: isthmus: ranks have different options: codec is 'none' on rank 0": [{"ISTHMUS_CODEC": "none"}, {}],
+    'OptionError: isthmus: rank 1: environment variable ISTHMUS_RATIO="many"': [{}, {"ISTHMUS_RATIO": "many"}],
+    "1 node x 2 ranks, in blocks, by boot id and network namespace": [{}] * 2,
+    "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES": [{"ISTHMUS_NODES": "1|0"}] * 2,
+    "1 node x 2 ranks, in blocks, by boot id and network namespace, though rank 0 had torchrun; rank 1 had no known "
+    "launcher": [torchrun(0, [0, 1]), {}],
+}
+RECONFIGURED = "OptionError: isthmus: rank 1: enable_reconfigure=True: expected False"
+
+
+def default_group(store: dist.Store, rank: int, world_size: int, **settings: Any) -> str:
+    """Make one, leave it, and return what it is, or the error."""
+    timeout = timedelta(seconds=OPERATION_S)
     try:
-        ranks.init()
+        dist.init_process_group("isthmus", store=store, rank=rank, world_size=world_size, timeout=timeout, **settings)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     source = isthmus.stats()["node_map_source"]
@@ -178,47 +192,33 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
     return text
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("env_of_rank", "expected"),
-    [
-        ([{"ISTHMUS_CODEC": "zip"}] * 2, 'OptionError: isthmus: environment variable ISTHMUS_CODEC="zip"'),
-        (
-            [{"ISTHMUS_CODEC": "none"}, {}],
-            "OptionError: isthmus: ranks have different options: codec is 'none' on rank 0",
-        ),
-        ([{}, {"ISTHMUS_RATIO": "many"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_RATIO="many"'),
-        ([{}] * 2, "1 node x 2 ranks, in blocks, by boot id and network namespace"),
-        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES"),
-        (
-            [torchrun(0, [0, 1]), {}],
-            "1 node x 2 ranks, in blocks, by boot id and network namespace, though rank 0 had torchrun; rank 1 had no "
-            "known launcher",
-        ),
-    ],
-)
-def test_the_default_group_says_what_is_wrong_on_every_rank(env_of_rank: list[dict[str, str]], expected: str) -> None:
-    texts = ranks.run(initialise_with, 2, env_of_rank)
-    assert texts[0] == texts[1]
-    assert texts[0].startswith(expected)
+def default_groups(rank: int, world_size: int) -> list[str]:
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, timeout=timedelta(seconds=OPERATION_S))
+    said = []
+    for number, env_of_rank in enumerate(DEFAULT_GROUPS.values()):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in torchrun(rank, [0, 1]):
+                patch.delenv(name, raising=False)
+            for name, value in env_of_rank[rank].items():
+                patch.setenv(name, value)
+            said.append(default_group(dist.PrefixStore(str(number), store), rank, world_size))
+    if CAN_RECONFIGURE:
+        said.append(default_group(store, rank, world_size, enable_reconfigure=rank == 1))
+    store.set(f"{rank} is done", "")
+    store.wait([f"{other} is done" for other in range(world_size)])
+    return said
 
 
-def initialise_for_reconfiguration(rank: int, world_size: int) -> str:
-    try:
-        ranks.init(enable_reconfigure=rank == 1)
-    except isthmus.OptionError as error:
-        return str(error)
-    return "a group"
+CAN_RECONFIGURE = "enable_reconfigure" in inspect.signature(dist.init_process_group).parameters  # torch 2.15
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(
-    "enable_reconfigure" not in inspect.signature(dist.init_process_group).parameters, reason="torch before 2.15"
-)
-def test_a_world_that_would_be_reconfigured_is_refused_on_every_rank() -> None:
-    texts = ranks.run(initialise_for_reconfiguration, 2)
+def test_the_default_group_says_what_is_wrong_on_every_rank() -> None:
+    texts = ranks.run(default_groups, 2)
     assert texts[0] == texts[1]
-    assert texts[0].startswith("isthmus: rank 1: enable_reconfigure=True: expected False")
+    for text, begin in zip(texts[0], [*DEFAULT_GROUPS, *[RECONFIGURED] * CAN_RECONFIGURE], strict=True):
+        assert text.startswith(begin)
 
 
 placed = Table()

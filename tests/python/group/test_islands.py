@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 import isthmus
 from isthmus import _topology
@@ -128,38 +129,35 @@ def test_the_advice_for_recorded_machines(machine: str, expected: str) -> None:
 # --- a job on the CPU
 
 
-def bound(rank: int, world_size: int, machine: str, of_rank: list[int]) -> str:
-    """Bind to a processor of NUMA node `of_rank[rank]`, -1: to none; return the node map, or the error."""
+#: Of each rank the NUMA node to whose processors it is bound, -1: to none; and the node map or the error.
+BOUND: dict[tuple[int, ...], str] = {
+    (0, 1, 0, 1): "0,2|1,3, by ISTHMUS_NODES (islands that NUMA node joins)",
+    (0, 0, 1, 0): "0,1,3|2, by ISTHMUS_NODES (islands that NUMA node joins), though islands have 1 to 3 ranks: set "
+    "ISTHMUS_NODES=4x1",
+    (0, 1, -1, 1): 'isthmus: rank 2: nodes "islands": looked for a GPU, and for the NUMA node that this rank is bound '
+    "to, and it may run on 2 of 2: bind it to one (numactl --cpunodebind)",
+}
+
+
+def bound(rank: int, world_size: int, machine: str) -> list[str]:
     os.environ |= {"HWLOC_XMLFILE": machine, "ISTHMUS_NODES": "islands", "ISTHMUS_CODEC": "none"}
-    node = of_rank[rank]
-    os.sched_getaffinity = lambda _: {0, 2} if node == -1 else {2 * node}  # type: ignore[assignment]
-    try:
-        ranks.init()
-    except isthmus.OptionError as error:
-        return str(error)
-    stats = isthmus.stats()
+    ranks.init("gloo")
+    said = []
+    for of_rank in BOUND:
+        find_island.cache_clear()
+        node = of_rank[rank]
+        os.sched_getaffinity = lambda _, node=node: {0, 2} if node == -1 else {2 * node}  # type: ignore[assignment]
+        try:
+            stats = isthmus.stats(dist.new_group(backend="isthmus"))
+            said.append(f"{stats['node_map']}, by {stats['node_map_source']}")
+        except isthmus.OptionError as error:
+            said.append(str(error))
     finish()
-    return f"{stats['node_map']}, by {stats['node_map_source']}"
+    return said
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("of_rank", "expected"),
-    [
-        ([0, 1, 0, 1], "0,2|1,3, by ISTHMUS_NODES (islands that NUMA node joins)"),
-        (
-            [0, 0, 1, 0],
-            "0,1,3|2, by ISTHMUS_NODES (islands that NUMA node joins), though islands have 1 to 3 ranks: set "
-            "ISTHMUS_NODES=4x1",
-        ),
-        (
-            [0, 1, -1, 1],
-            'isthmus: rank 2: nodes "islands": looked for a GPU, and for the NUMA node that this rank is bound to, and '
-            "it may run on 2 of 2: bind it to one (numactl --cpunodebind)",
-        ),
-    ],
-)
-def test_ranks_are_on_the_numa_node_that_they_are_bound_to(tmp_path: Path, of_rank: list[int], expected: str) -> None:
+def test_ranks_are_on_the_numa_node_that_they_are_bound_to(tmp_path: Path) -> None:
     sets = 'cpuset="{0}" complete_cpuset="{0}" nodeset="{1}" complete_nodeset="{1}"'
     parts = "".join(
         f'<object type="Package" os_index="{node}" {(own := sets.format(cpus, nodes))}>'
@@ -175,4 +173,4 @@ def test_ranks_are_on_the_numa_node_that_they_are_bound_to(tmp_path: Path, of_ra
         f'<topology version="2.0"><object type="Machine" os_index="0" {sets.format("0xf", "0x3")} allowed_cpuset="0xf" '
         f'allowed_nodeset="0x3">{parts}</object></topology>'
     )
-    assert ranks.run(bound, 4, str(machine), of_rank) == [expected] * 4
+    assert ranks.run(bound, 4, str(machine)) == [list(BOUND.values())] * 4

@@ -24,6 +24,7 @@ from isthmus.torch_private.models import param_groups_of, section_elements, trai
 from support.checkpoints import (
     WIDTH,
     Model,
+    OwnReduceScatter,
     backends,
     batch,
     ddp,
@@ -472,14 +473,10 @@ def collectives_of_ones_own() -> None:
     class Own(UnitAllGather):
         pass
 
-    class Foreign:
-        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            return torch.empty(*size, dtype=dtype, device=device)
-
     for method, own, text in (
         ("set_custom_all_gather", Own(nn.Linear(1, 1), None), "belongs to another attached model"),
         ("set_custom_reduce_scatter", UnitReduceScatter(nn.Linear(1, 1), None), "belongs to another attached model"),
-        ("set_custom_reduce_scatter", Foreign(), "has a Foreign of its own already: take that away first"),
+        ("set_custom_reduce_scatter", OwnReduceScatter(), "has a OwnReduceScatter of its own already: take that away"),
     ):
         model: Any = fsdp2(mesh_of(gloo()))
         getattr(model.blocks[1], method)(own)

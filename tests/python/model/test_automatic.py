@@ -28,6 +28,7 @@ from support.checkpoints import (
     WIDTH,
     Block,
     Model,
+    OwnReduceScatter,
     backward,
     batch,
     exact_calls,
@@ -73,11 +74,11 @@ def history(model: nn.Module) -> str:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "fsdp2": lambda: fsdp2(mesh_of(group())),
-    "the default codec, differences of weights": lambda: fsdp2(mesh_of(group("default", weights="delta"))),
-    "bfloat16": lambda: fsdp2(mesh_of(group()), mp_policy=BFLOAT16),
+    "the default codec, differences of weights in bfloat16, gathered within nodes": lambda: fsdp2(
+        mesh_of(group("default", weights="delta")), mp_policy=BFLOAT16, reshard_after_forward=2
+    ),
     "hsdp": lambda: fsdp2(hsdp_mesh("2x2")),
     "replicas": lambda: fsdp2(hsdp_mesh("4x1")),
-    "gathered within nodes": lambda: fsdp2(mesh_of(group()), reshard_after_forward=2),
 }
 
 
@@ -207,31 +208,21 @@ def states_find_models_that_had_no_pass() -> None:
 # --- What keeps torch's collectives ---
 
 
-class Own:
-    """A user's reduce-scatter, which calls the group's."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
-
-
 @table
 def what_a_user_handed_to_fsdp2_stays_and_is_counted() -> None:
     expected = history(made(KINDS["fsdp2"]))
     process_group = group()
     model: Any = made(lambda: fsdp2(mesh_of(process_group)))
-    model.blocks[1].set_custom_reduce_scatter(Own())
+    model.blocks[1].set_custom_reduce_scatter(OwnReduceScatter())
     assert history(model) == expected
     assert collectives_in(model) > OURS
     (note,) = isthmus.stats(process_group)["notes"]
     assert note.startswith("units of FSDP2 that keep their collectives, ")
-    assert ": 1, as each has a Own of its own" in note
+    assert ": 1, as each has a OwnReduceScatter of its own" in note
     assert exact_calls(process_group) == {}
 
 
-class Copying(Own):
+class Copying(OwnReduceScatter):
     """One that reduces tensors of its own, in two calls, of which the second is inside of a block of isthmus.unit."""
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> None:
@@ -273,20 +264,20 @@ def collectives_that_a_user_replaces_later_are_named() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, range(1))
     assert isthmus.stats(process_group)["notes"] == []
-    model.blocks[1].set_custom_reduce_scatter(Own())
-    model.set_custom_all_gather(type("Gather", (), {"allocate": Own.allocate, "__call__": gather})())
+    model.blocks[1].set_custom_reduce_scatter(OwnReduceScatter())
+    model.set_custom_all_gather(type("Gather", (), {"allocate": OwnReduceScatter.allocate, "__call__": gather})())
     with logged() as messages:
         train(model, optimizer, range(1, 4))
         warn_of_replaced_collectives()  # looks come at longer and longer intervals of this world's steps
     note = notes_on(process_group, "the program replaced")
-    assert ": blocks.1 (reduce-scatter Own), root (all-gather Gather). Set yours before" in note
+    assert ": blocks.1 (reduce-scatter OwnReduceScatter), root (all-gather Gather). Set yours before" in note
     told = [text for text in messages if "replaced" in text]
     assert told == ([note] if dist.get_rank() == 0 else []), messages
     isthmus.prepare(model)  # does as for any collectives of a user's own
     assert notes_on(process_group, "the program replaced") == ""
-    assert "as each has a Own of" in notes_on(process_group, "units of FSDP2 that keep")
+    assert "as each has a OwnReduceScatter of" in notes_on(process_group, "units of FSDP2 that keep")
     gathers, reduces = zip(*map(collectives_of, units_in(model)), strict=True)
-    assert [type(each).__name__ for each in reduces].count("Own") == 1
+    assert [type(each).__name__ for each in reduces].count("OwnReduceScatter") == 1
     assert [type(each).__name__ for each in gathers].count("Gather") == 1
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 import isthmus
 from isthmus.base.backends import backend_of
 from python.model.identity import group_of
-from support.checkpoints import exact_calls, mesh_of
+from support.checkpoints import OwnReduceScatter, exact_calls, mesh_of
 from support.checks import Table
 
 table = Table()
@@ -123,15 +123,12 @@ def a_users_all_reduce_hook_is_exact() -> None:
 def a_collective_of_the_users_own_is_compressed() -> None:
     """One that FSDP2 was handed reduces FSDP2's tensors; what else it does is exact."""
 
-    class Own:
-        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            return torch.empty(*size, dtype=dtype, device=device)
-
-        def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any) -> None:
+    class Own(OwnReduceScatter):
+        def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
             largest = torch.linspace(-1, 1, 4096)
             dist.all_reduce(largest, group=group)
             assert_close(largest, torch.linspace(-4, 4, 4096))
-            dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
+            return super().__call__(output_tensor, input_tensor, group, op, async_op)
 
     process_group = group_of()
     model: Any = sharded(mesh_of(process_group))

@@ -202,14 +202,14 @@ def copies_agree_under_ddp() -> None:
 
 @table
 def copies_beside_marked_parts_are_exact() -> None:
-    for wrap in (fsdp2_marked, fsdp1_in_one_unit, prepared(fsdp2_marked), prepared(fsdp1_in_one_unit)):
+    for wrap in (fsdp2_marked, fsdp1_in_one_unit, prepared(fsdp1_in_one_unit)):
         check_copies(wrap, REASONS.MIXED_COPIES.text, Marked)
     check_copies(prepared(ddp_of_mesh), REASONS.MIXED_COPIES.text, Marked)
 
 
 @table_of_six
 def copies_agree_where_their_groups_lie_on_nodes_alike() -> None:
-    for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
+    for wrap in (fsdp2_in_one_unit, fsdp1_in_one_unit, prepared(ddp_of_mesh)):
         check_copies(wrap, None, Copied, nodes="0,1,2|3,4,5")
 
 
@@ -221,9 +221,9 @@ def reason_or_one_tier(reason: Any) -> str:
 @table_of_six
 def copies_are_exact_where_one_group_is_inside_a_node() -> None:
     exact = reason_or_one_tier(REASONS.OTHER_NODES)
-    for make_mesh in (mesh_2d, unflattened_mesh):
-        for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
-            check_copies(wrap, exact, Copied, make_mesh, nodes="0,1,2,3|4,5")
+    for wrap in (fsdp2_in_one_unit, fsdp1_in_one_unit, prepared(ddp_of_mesh)):
+        check_copies(wrap, exact, Copied, nodes="0,1,2,3|4,5")
+    check_copies(fsdp2_in_one_unit, exact, Copied, unflattened_mesh, nodes="0,1,2,3|4,5")
 
 
 def fsdp2_of_group(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -242,7 +242,7 @@ def ddp_of_group(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 @table_of_six
 def copies_are_exact_where_nothing_tells_which_groups_reduce_them() -> None:
     exact = reason_or_one_tier(REASONS.UNKNOWN_COPIES)
-    for wrap in (fsdp2_of_group, prepared(fsdp2_of_group), fsdp1_of_group, prepared(ddp_of_group)):
+    for wrap in (fsdp2_of_group, fsdp1_of_group, prepared(ddp_of_group)):
         check_copies(wrap, exact, Copied, nodes="0,1,2,3|4,5")
     assert ("init_device_mesh" in isthmus.summary()) == (dist.get_rank() % 3 != 0)
 

@@ -71,7 +71,6 @@ def twins_of_ddp_are_exact_where_the_codec_keeps_residuals() -> None:
 
 WRAPS: dict[str, tuple[Callable[[nn.Module, dist.ProcessGroup], nn.Module], int]] = {  # and how many calls are lossy
     "fsdp2": (lambda model, group: fully_shard(model, mesh=mesh_of(group)), 12),
-    "fsdp2 prepared": (lambda model, group: isthmus.prepare(fully_shard(model, mesh=mesh_of(group))), 12),
     "fsdp1": (
         lambda model, group: FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu")),
         12,

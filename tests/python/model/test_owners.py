@@ -56,7 +56,7 @@ def models_that_are_gone_leave_no_memory_and_no_place() -> None:
     for prepare in (False, True):
         process_group = group(max_units=6)
         memory = []
-        for _ in range(12):
+        for _ in range(4):
             model = fsdp2(mesh_of(process_group))
             trained(isthmus.prepare(model) if prepare else model)
             stats = isthmus.stats(process_group)

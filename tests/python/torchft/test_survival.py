@@ -87,26 +87,19 @@ class Harmed(ElasticJob):
             process.wait(timeout=HANG_S)
 
 
-def kill(job: Harmed, kind: str) -> None:
-    """Have member 2 die in a phase, and start it again, which takes longer than the others need to go on without it."""
-    job.harm(2, kind)
-    job.members[2].wait(timeout=HANG_S)
-    come_back(job, 2)
+def kill(job: Harmed, kind: str, as_it_comes_back: str = "") -> None:
+    """Have member 2 die in a phase, and start it again, which takes longer than the others need to go on without it.
 
-
-def come_back(job: Harmed, number: int) -> None:
-    before = len(job.committed(number))
-    job.start(number)
-    job.wait(f"member {number}", lambda: len(job.committed(number)) > before)
-
-
-def kill_twice(job: Harmed, kind: str) -> None:
-    job.harm(2, "idle")
-    job.members[2].wait(timeout=HANG_S)
-    job.harm(2, kind)
+    as_it_comes_back: where it dies once more.
+    """
+    for each in filter(None, (kind, as_it_comes_back)):
+        job.harm(2, each)
+        if each == as_it_comes_back:
+            job.start(2)
+        job.members[2].wait(timeout=HANG_S)
+    before = len(job.committed(2))
     job.start(2)
-    job.members[2].wait(timeout=HANG_S)
-    come_back(job, 2)
+    job.wait("member 2", lambda: len(job.committed(2)) > before)
 
 
 def stop(job: Harmed) -> None:
@@ -141,11 +134,9 @@ def restart_lighthouse(job: Harmed) -> None:
 
 
 EVENTS: dict[str, Callable[[Harmed], None]] = {
-    "killed with its first packet": lambda job: kill(job, "encode"),
-    "killed in the exchange": lambda job: kill(job, "exchange"),
+    "killed with its first packet, and in configure": lambda job: kill(job, "encode", "configure"),
+    "killed in the exchange, and in healing": lambda job: kill(job, "exchange", "healing"),
     "killed with its packet of the result": lambda job: kill(job, "decode"),
-    "killed in configure": lambda job: kill_twice(job, "configure"),
-    "killed in healing": lambda job: kill_twice(job, "healing"),
     "stopped": stop,
     "cut off": cut,
     "two lost": lose_two,

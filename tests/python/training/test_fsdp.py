@@ -183,9 +183,8 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), steps: int = STEPS, **set
 
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
-ALL = ("none", "default", "delta", "prepared", "tagc")
+ALL = ("none", "default", "delta", "tagc")  # prepared: tests/python/model/test_automatic.py has the same bits
 BOTH = ("default", "delta")
-EACH_WAY = ("default", "attached")
 FSDP2_FAMILIES = {
     "fsdp2": Family(fsdp2, modes=ALL),
     "bfloat16_parameters": Family(mixed_precision(torch.bfloat16), rounding=BFLOAT16, modes=("none", *BOTH)),
@@ -198,13 +197,13 @@ FSDP2_FAMILIES = {
     "accumulated": Family(fsdp2, backward=accumulate),
     "tied_weights": Family(fsdp2, make=tied),
     "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"], modes=BOTH, steps=5),
-    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False)), modes=BOTH),
+    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False))),
     "two_blocks_in_one_unit": Family(two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"]),
-    "sharded_by_columns": Family(sharded_by_columns, modes=BOTH),
+    "sharded_by_columns": Family(sharded_by_columns),
     "head_in_chunks": Family(
-        head_in_a_unit, make=Chunks, units=["root", "blocks.0", "blocks.1", "blocks.2, last"], modes=(*BOTH, "attached")
+        head_in_a_unit, make=Chunks, units=["root", "blocks.0", "blocks.1", "blocks.2, last"], modes=BOTH
     ),
-    "hsdp": hsdp_family(modes=ALL, steps=5),
+    "hsdp": hsdp_family(modes=("none", "default"), steps=5),
     "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
     "hsdp_across_nodes": Family(hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, clips=False, modes=BOTH),
 }
@@ -212,10 +211,10 @@ FSDP2_FAMILIES = {
 
 # What torch 2.11 lacks, by its method of FSDPModule.
 CONTROLS = {
-    "set_manual_backward_finalization": Family(finalized_by_hand, backward=backward_and_finalize, modes=EACH_WAY),
-    "set_separate_reduce_scatter_group": Family(with_a_group_for_reductions, modes=EACH_WAY),
-    "set_reduce_scatter_unused_params": Family(with_unused_parameters, make=OneUsed, units=["root"], modes=EACH_WAY),
-    "reset_iter_state": Family(fsdp2, backward=fail_once, modes=(*BOTH, "attached")),
+    "set_manual_backward_finalization": Family(finalized_by_hand, backward=backward_and_finalize),
+    "set_separate_reduce_scatter_group": Family(with_a_group_for_reductions, modes=("default", "attached")),
+    "set_reduce_scatter_unused_params": Family(with_unused_parameters, make=OneUsed, units=["root"]),
+    "reset_iter_state": Family(fsdp2, backward=fail_once, modes=BOTH),
 }
 FSDP2_FAMILIES |= {name: family for name, family in CONTROLS.items() if hasattr(FSDPModule, name)}
 
@@ -236,14 +235,12 @@ def fsdp1_family(wrap: Any = fsdp1, /, **settings: Any) -> Family:
 
 
 FSDP1_FAMILIES = {
-    "fsdp1": fsdp1_family(modes=("none", *BOTH, "prepared", "prepared tagc")),
+    "fsdp1": fsdp1_family(modes=("none", *BOTH, "prepared")),
     "fsdp1_bfloat16": fsdp1_family(
         functools.partial(
             fsdp1, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         ),
         units=fsdp1_units(dtype="bfloat16"),
-        rounding=BFLOAT16,
-        modes=("none", "default"),
     ),
     "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync),
     "fsdp1_no_shard": fsdp1_family(

@@ -66,12 +66,12 @@ def replicated(model: Any) -> nn.Module:
 
 
 DDP_FAMILIES = {
-    "ddp": ddp_family(modes=("default", "prepared", "backward", "prepared tagc")),
+    "ddp": ddp_family(modes=("default", "prepared", "backward")),
     "ddp_unused_parameters": ddp_family(functools.partial(ddp, find_unused_parameters=True), make=Skipping),
     "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
     "ddp_accumulated": ddp_family(backward=accumulate_without_sync),
     "ddp_zero_optimizer": ddp_family(optimizer=zero),
-    "simple_fsdp": ddp_family(simple_fsdp, gathers=True, modes=("default", "prepared", "prepared delta")),
+    "simple_fsdp": ddp_family(simple_fsdp, gathers=True, modes=("prepared", "prepared delta")),
     "replicated": Family(replicated, collectives=("all_reduce",), gathers=False),
 }
 

@@ -130,7 +130,7 @@ def train_pipeline(mode: str) -> Run:
 @table
 def pipeline_stages(store: dist.Store) -> None:
     runs = {}
-    lossy = ("default", "delta", "prepared tagc")
+    lossy = ("default", "delta", "prepared")
     for mode in ("gloo", "none", *lossy):
         with world(store, mode):
             runs[mode] = train_pipeline(mode)
