@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -17,9 +18,8 @@ from isthmus.base.job import warn_once
 from isthmus.group.nodes.node_map import ranks_by_node
 from isthmus.model.checkpoint import source_of_checkpoint
 from isthmus.model.layout import Layout
-from isthmus.model.live_units import Target, live_units, reduces, split_name
-from isthmus.model.models import fsdp2_roots, groups_of, held_units
-from isthmus.model.prepare import prepare_itself
+from isthmus.model.models import ddp_modules, fsdp1_units, fsdp2_roots, groups_of, held_units, owners_in
+from isthmus.model.prepare import prepare_itself, prepared_models, prepared_of
 from isthmus.model.saved_state import (
     RESIDUALS,
     LoadReport,
@@ -30,7 +30,7 @@ from isthmus.model.saved_state import (
     tensor_key,
     to_text,
 )
-from isthmus.model.units import Unit
+from isthmus.model.units import Unit, prepared_units
 from isthmus.torch_private.groups import all_groups
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # The options of a group that define its residuals.
 _OPTIONS = ("codec", "tiers", "ratio", "sparsity")
 
+Target = nn.Module | dist.ProcessGroup | None
 Groups = Mapping[Any, dist.ProcessGroup]  # by backend
 
 logger = logging.getLogger("isthmus")
@@ -64,6 +65,42 @@ def _groups(target: Target) -> Groups:
 def _units(target: Target) -> list[_C.Unit] | None:
     """Return the target's units, None for all of its groups."""
     return held_units(target) if isinstance(target, nn.Module) else None
+
+
+# --- Units of live models, prepared or not ---
+
+
+def _live_units(target: Target) -> list[Unit]:
+    """Return the units of a model; by default, of all that were prepared or prepared themselves.
+
+    That of DDP has no name: its reductions name its buckets.
+    """
+    models = [target] if isinstance(target, nn.Module) else prepared_models()
+    return list({id(owner): unit for model in models for owner, unit in _units_of(model)}.values())
+
+
+def _units_of(model: nn.Module) -> Iterator[tuple[Any, Unit]]:
+    yield from ((owner, prepared_units[owner]) for owner in owners_in(model) if owner in prepared_units)
+    yield from ((handle, unit) for _, handle, unit in fsdp1_units(model) if handle not in prepared_units)
+    for ddp in ddp_modules(model):
+        yield ddp, Unit("", (), other_groups=(ddp.process_group,), prepared=prepared_of(model))
+    for module in model.modules():  # what was prepared by itself keeps the names of that call
+        if module is not model and prepared_of(module) is not None:
+            yield from _units_of(module)
+
+
+def _reduces(unit: Unit, name: str) -> bool:
+    """Return whether a backend knows the unit, or one of DDP's buckets, under this name."""
+    if not unit.name and unit.prepared is not None:
+        return _split_name(name)[0].startswith(unit.prepared.base_name("bucket "))
+    return name == unit.full_name
+
+
+def _split_name(name: str) -> tuple[str, int]:
+    """Return a unit's name without the number that tells apart models of equal names, "blocks.0 (2)"; and that."""
+    found = re.fullmatch(r"(.*?)(?: \((\d+)\))?", name, re.DOTALL)
+    assert found is not None  # any text matches
+    return found[1], int(found[2] or 1)
 
 
 # --- Saving ---
@@ -99,15 +136,15 @@ def _states(backend: _C.Backend, target: Target) -> list[dict[str, Any]]:
     """
     states = backend.unit_states()
     if isinstance(target, nn.Module):
-        names, live = {unit.name for unit in held_units(target)}, live_units(target)
+        names, live = {unit.name for unit in held_units(target)}, _live_units(target)
 
         def is_of_target(name: str) -> bool:
-            return name in names or any(reduces(unit, name) for unit in live)
+            return name in names or any(_reduces(unit, name) for unit in live)
 
         states = [state for state in states if not state["is_held"] or is_of_target(state["name"])]
-    names_held = [split_name(state["name"]) for state in states if state["is_held"]]
+    names_held = [_split_name(state["name"]) for state in states if state["is_held"]]
     for state in states:
-        base, number = split_name(state["name"])
+        base, number = _split_name(state["name"])
         if state["is_held"]:
             earlier = {other for name, other in names_held if name == base and other < number}
             state["name"] = f"{base} ({len(earlier) + 1})" if earlier else base
@@ -155,7 +192,7 @@ def _load(open_source: Callable[[], Source], target: Target) -> LoadReport:
         backend.clear_units(units)
     error: Exception | None = None
     try:
-        report = _load_into(open_source(), groups, live_units(target), is_of_model=isinstance(target, nn.Module))
+        report = _load_into(open_source(), groups, _live_units(target), is_of_model=isinstance(target, nn.Module))
     except Exception as caught:
         error = caught
     errors = _exchange_errors(groups, error)
@@ -239,7 +276,7 @@ def _same_group(source: Source, ranks: tuple[int, ...], nodes: list[list[int]], 
 
 def _name_here(saved: SavedUnit, here: Sequence[Unit], *, is_of_model: bool) -> str:
     """Return the name of the live unit of a saved one. here: the units of its group. Raises Dropped."""
-    base, number = split_name(saved.name)
+    base, number = _split_name(saved.name)
     if saved.name.startswith("fsdp1:"):
         # FSDP1 names its units in their first reductions.
         unnamed = [unit for unit in here if unit.name and not unit.in_rows and not unit.full_name]
