@@ -53,6 +53,14 @@ def short(value: float, digits: int = 2) -> str:
     return re.sub(r"^0\.", ".", f"{value:.{digits}f}")
 
 
+def documents(printed: str) -> Iterator[dict[str, Any]]:
+    """Yield documents of JSON that stand one after the other."""
+    while printed := printed.lstrip():
+        document, end = json.JSONDecoder().raw_decode(printed)
+        printed = printed[end:]
+        yield document
+
+
 # --- Training
 
 
@@ -70,24 +78,17 @@ def training(report: dict[str, Any]) -> str:
     return table(head, rows)
 
 
-def rate(link: str) -> str:
-    """Return a link's rate as documents write it."""
-    return re.sub(r"^(\d+)(.)bit$", lambda match: f"{match[1]} {match[2].upper()}bit/s", link)
+def nodes(printed: str) -> str:
+    """Arms by numbers of nodes, of reports one after the other: MB a step of one node's link, and of it gradients."""
+    reports = {report["arguments"]["nodes"]: report["arms"] for report in documents(printed)}
 
+    def cell(arm: dict[str, Any], num_nodes: int) -> str:
+        whole, part = (arm[f"{name}link_bytes_per_step"] / num_nodes / 1e6 for name in ("", "reduce_scatter_"))
+        return f"{whole:.2f} ({part:.2f})"
 
-def scaling(*fields: str) -> Callable[[dict[str, Any]], str]:
-    """Arms by layouts: a figure, and a part of it in parentheses."""
-
-    def cell(figures: dict[str, Any]) -> str:
-        whole, *part = (f"{figures[name]:.2f}" for name in fields)
-        return f"{whole} ({part[0]})" if part else whole
-
-    def render(report: dict[str, Any]) -> str:
-        layouts = report["layouts"]
-        rows = [[f"`{arm}`", *(cell(of[arm]) for of in layouts.values())] for arm in next(iter(layouts.values()))]
-        return table(["arm", *(name.replace("x", " x ") for name in layouts)], rows)
-
-    return render
+    arms = next(iter(reports.values()))
+    rows = [[f"`{arm}`", *(cell(of[arm], number) for number, of in reports.items())] for arm in arms]
+    return table(["arm", *(f"{number} nodes" for number in reports)], rows)
 
 
 # --- Codecs
@@ -98,14 +99,10 @@ Speeds = dict[str, dict[str, dict[str, float]]]  # by instruction set and benchm
 
 def speeds(printed: str) -> Speeds:
     """Read what bench_codecs printed as JSON, one document an instruction set."""
-    found: Speeds = {}
-    decoder = json.JSONDecoder()
-    while printed := printed.lstrip():
-        report, end = decoder.raw_decode(printed)
-        rows = {row["name"].split("/64MiB")[0]: row for row in report["benchmarks"]}
-        found[report["context"]["instruction_set"]] = rows
-        printed = printed[end:]
-    return found
+    return {
+        report["context"]["instruction_set"]: {row["name"].split("/64MiB")[0]: row for row in report["benchmarks"]}
+        for report in documents(printed)
+    }
 
 
 #: Benchmarks, with the row's name and its target with AVX2.
@@ -164,13 +161,12 @@ FIGURES = (
         f"{OUT}/training/report.json",
     ),
     Figures(
-        "scaling",
-        "python -m isthmus.benchmarks.scaling",
+        "nodes",
+        "for nodes in 2 4 8; do isthmus bench training --nodes $nodes --ranks-per-node 1 --arms fsdp,hsdp,quant,full "
+        "--link 50mbit --steps 2 --timed-steps 4 --audited-steps 1 --sequences 1 --device cpu --output "
+        f"{OUT}/nodes-$nodes > /dev/null || exit; cat {OUT}/nodes-$nodes/report.json; done",
         15,
-        {
-            "scaling-bytes": ("docs/demo.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
-        },
-        f"{OUT}/scaling/scaling.json",
+        {"nodes": ("docs/demo.md", nodes)},
     ),
     Figures(
         "codecs",

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import isthmus
 from isthmus.base import native
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, PHASE_OF_KIND
+from isthmus.report.summary import crossing
 
 #: The part of a step's bytes whose size no formula knows.
 WEIGHT_PACKETS = "weight packets"
@@ -28,8 +29,8 @@ def sent_bytes(group: dist.ProcessGroup) -> Counter[str]:
     """
     stats = isthmus.stats(group)
     sent = Counter(dict.fromkeys(COMMUNICATION_PHASES, 0))
-    for kind, counted in stats["collectives"].items():
-        sent[PHASE_OF_KIND[kind]] += sum(counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat"))
+    for kind, num_bytes in crossing(stats).by_kind.items():
+        sent[PHASE_OF_KIND[kind]] += num_bytes
     gathers = [unit for unit in stats["units"] if unit["collective"] == "all_gather"]
     sent[WEIGHT_PACKETS] = sum(unit["packet_bytes"] for unit in gathers)
     return sent

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import psutil
 from rich.console import Console
 
 from isthmus.base import native
+from isthmus.report.info import package_versions
 
 
 def report_head(**of_machine: Any) -> dict[str, Any]:
@@ -62,10 +62,4 @@ def _cpu_model() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter."""
-    found = {"python": platform.python_version()}
-    for package in ("isthmus", "torch", "numpy"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version()} | package_versions()

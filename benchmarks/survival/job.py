@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -24,13 +24,11 @@ class ElasticJob:
         network: Network,
         folder: Path,
         member: Sequence[str],
-        environment: Mapping[str, str],
         heartbeat_timeout_s: float,
     ) -> None:
         self._network = network
         self._folder = folder
         self._member = member
-        self._environment = environment
         self._heartbeat_timeout_ms = int(1000 * heartbeat_timeout_s)
         self.members: dict[int, subprocess.Popen[bytes]] = {}
         self.start_lighthouse()
@@ -49,29 +47,20 @@ class ElasticJob:
         limits = {"min_replicas": 1, "quorum_tick_ms": 50, "join_timeout_ms": 2 * self._heartbeat_timeout_ms}
         limits["heartbeat_timeout_ms"] = self._heartbeat_timeout_ms
         options = [word for name, value in limits.items() for word in (f"--{name}", str(value))]
-        self.lighthouse = self._start(self._lighthouse_node, [*command, *options], "lighthouse", {})
+        self.lighthouse = self._start(self._lighthouse_node, [*command, *options], "lighthouse")
 
     def start(self, number: int) -> None:
         """Start a member, for the first time or after it has ended."""
         lighthouse = f"http://{self._network.address(self._lighthouse_node)}:{_PORT}"
         command = [*self._member, str(number), self._network.address(number), lighthouse]
-        self.members[number] = self._start(number, command, f"member{number}", self._environment)
-
-    def set_link(self, number: int, state: str) -> None:
-        """Bring a member's link "down" or "up"."""
-        command = ["ip", "link", "set", self._network.interface, state]
-        subprocess.run([*self._network.command_prefix(number), *command], check=True)
+        self.members[number] = self._start(number, command, f"member{number}")
 
     @property
     def _lighthouse_node(self) -> int:
         return self._network.num_nodes - 1
 
-    def _start(
-        self, node: int, command: Sequence[str], name: str, environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
+    def _start(self, node: int, command: Sequence[str], name: str) -> subprocess.Popen[bytes]:
         own = {"GLOO_SOCKET_IFNAME": self._network.interface, "OMP_NUM_THREADS": "1", "RUST_LOG": "warn"}
-        words = ["env", *(f"{key}={value}" for key, value in (own | dict(environment)).items())]
+        words = [*self._network.command_prefix(node), *command]
         with (self._folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*self._network.command_prefix(node), *words, *command], env=os.environ, stdout=log, stderr=log
-            )
+            return subprocess.Popen(words, env=os.environ | own, stdout=log, stderr=log)

@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.report import print_machine
 from isthmus.benchmarks.simulate.network import MAX_NODES, open_network, parse_link_rate
 from isthmus.benchmarks.survival.job import ElasticJob
 from isthmus.plan.ranges import check_names
+from isthmus.plan.report import figures_table
 
 _SETTLE_S = 20  # until all members take part for the first time
 _HEARTBEAT_TIMEOUT_S = 1.0
@@ -78,7 +78,7 @@ def _run_arm(config: SurvivalConfig, arm: str, folder: Path, console: Console) -
     with open_network(config.members + 1) as network:
         if network.has_links:
             network.shape(config.link)
-        with ElasticJob(network, folder, member, {}, _HEARTBEAT_TIMEOUT_S) as job:
+        with ElasticJob(network, folder, member, _HEARTBEAT_TIMEOUT_S) as job:
             for number in range(config.members):
                 job.start(number)
             while min(len(_steps(folder, number)) for number in range(config.members)) < 2:
@@ -126,16 +126,9 @@ def _steps(folder: Path, number: int) -> list[dict[str, Any]]:
 
 def print_survival(config: SurvivalConfig, found: list[Survival], console: Console) -> None:
     """Print a row for each arm."""
-    table = Table(
-        "group",
-        "steps",
-        "s a step",
-        "time in steps",
-        "next one after, s: median, most",
-        "kB of member 0 a step",
-        "ended by itself",
-        title=f"{config.members} members behind {config.link}, one killed every {config.kill_every_s} s",
-    )
+    title = f"{config.members} members behind {config.link}, one killed every {config.kill_every_s} s"
+    columns = ["steps", "s a step", "time in steps", "next one after, s: median, most", "kB of member 0 a step"]
+    table = figures_table("group", title, [*columns, "ended by itself"])
     for one in found:
         waits = one.seconds_to_next_step or [0.0]
         sent = "not counted" if one.sent_bytes_a_step is None else f"{one.sent_bytes_a_step / 1e3:.0f}"

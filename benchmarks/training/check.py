@@ -5,8 +5,8 @@ its buckets, which must hold the model.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -47,11 +47,6 @@ class Predicted:
     bytes_by_phase: dict[str, int]
     counted_by_phase: dict[str, int]
     deferred_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes between nodes."""
-        return sum(self.bytes_by_phase.values())
 
 
 def predict(
@@ -97,72 +92,19 @@ def _signature(call: Collective) -> Signature:
     return str(call.kind), len(call.ranks), call.num_elements, call.element_bytes
 
 
-@dataclass(frozen=True)
-class ArmCheck:
-    """An arm's prediction beside the counters of its audited steps. Each step must agree.
-
-    collectives: whether they are the same ones; None: the report does not hold them. payload: that of the transports,
-    in all, which must be equal to the byte in each phase; None for plain arms. link_bytes: a mean over audited
-    steps; None where nobody counted. weight_packet_bytes: the same mean of what the run itself says of its packets of
-    weights, whose sizes nothing predicts: links carry them, too, and protocols add their share to them.
-    """
-
-    arm: str
-    predicted: Predicted
-    collectives_equal: bool | None
-    payload_bytes: int | None
-    payload_equal: bool | None
-    link_bytes: float | None
-    weight_packet_bytes: float
-    micro_batches: int
-
-    @property
-    def expected_link_bytes(self) -> float:
-        """What the links should have sent, but for what protocols add."""
-        return self.predicted.num_bytes + self.weight_packet_bytes
-
-    @property
-    def link_over_expected(self) -> float | None:
-        """Share by which the links sent more than expected; None where nobody counted, or nothing should be sent."""
-        if self.link_bytes is None or not self.expected_link_bytes:
-            return None
-        return self.link_bytes / self.expected_link_bytes - 1
-
-    @property
-    def link_is_near(self) -> bool:
-        """Whether the links sent what was predicted, and not more on top of it than protocols do."""
-        if self.link_bytes is None:
-            return True
-        above = abs(self.link_bytes - self.expected_link_bytes)
-        return above <= _MOST_SHARE * self.expected_link_bytes + _SMALL_MESSAGES_BYTES * self.micro_batches
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing contradicts the prediction."""
-        return self.collectives_equal is not False and self.payload_equal is not False and self.link_is_near
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        predicted = {
-            "num_collectives": self.predicted.collectives.total(),
-            "bytes_by_phase": self.predicted.bytes_by_phase,
-            "counted_by_phase": self.predicted.counted_by_phase,
-            "deferred_bytes": self.predicted.deferred_bytes,
-        }
-        derived = {"link_over_expected": self.link_over_expected, "holds": self.holds}
-        return asdict(replace(self, predicted=None)) | {"predicted": predicted} | derived  # type: ignore[arg-type]
-
-
-def check_report(report: Mapping[str, Any]) -> list[ArmCheck]:
-    """Check every arm of a report of `isthmus bench training`."""
-    config = TrainingConfig.from_json(report["arguments"])
-    return [check_arm(config, name, arm["options"], arm["steps"]) for name, arm in report["arms"].items()]
-
-
 def check_arm(
     config: TrainingConfig, arm: str, options: Mapping[str, Any] | None, steps: list[dict[str, Any]]
-) -> ArmCheck:
-    """Check an arm by its recorded steps, some of which are audited."""
+) -> dict[str, Any]:
+    """An arm's prediction beside the counters of its recorded steps, some of which are audited, as plain values.
+
+    Each audited step must agree. predicted: of a step. collectives_equal: whether they are the same ones; None: the
+    steps do not hold them. payload_bytes: that of the transports, in all, which must be equal to the byte in each phase
+    (payload_equal); None for plain arms. link_bytes: a mean over audited steps; None where nobody counted.
+    weight_packet_bytes: the same mean of what the run itself says of its packets of weights, whose sizes nothing
+    predicts: links carry them, too, and protocols add their share to them. link_over_expected: the share by which links
+    sent more than both; None where nobody counted, or nothing should be sent. link_is_near: whether that is no more
+    than protocols add. holds: whether nothing contradicts the prediction.
+    """
     audited = [step for step in steps if step["kind"] == "audited"]
     weight_packets = [step.get("weight_packet_bytes", 0) for step in audited]
     payloads = [
@@ -177,34 +119,49 @@ def check_arm(
         buckets = buckets[: len(buckets) // (1 if ARMS[arm].defers else config.micro_batches)]
     predicted = predict(config, arm, options, buckets)
     links = [sum(step["audited_link_bytes"].values()) for step in audited if "audited_link_bytes" in step]
-    return ArmCheck(
-        arm=arm,
-        predicted=predicted,
-        collectives_equal=all(_signatures(calls) == predicted.collectives for calls in listed) if listed else None,
-        payload_bytes=sum(payloads[0].values()) if payloads else None,
-        payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
-        link_bytes=fmean(links) if links else None,
-        weight_packet_bytes=fmean(weight_packets),
-        micro_batches=config.micro_batches,
-    )
+    link_bytes, packet_bytes = fmean(links) if links else None, fmean(weight_packets)
+    expected = sum(predicted.bytes_by_phase.values()) + packet_bytes
+    most_over = _MOST_SHARE * expected + _SMALL_MESSAGES_BYTES * config.micro_batches
+    link_is_near = link_bytes is None or abs(link_bytes - expected) <= most_over
+    collectives_equal = all(_signatures(calls) == predicted.collectives for calls in listed) if listed else None
+    payload_equal = all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None
+    return {
+        "arm": arm,
+        "predicted": {
+            "num_collectives": predicted.collectives.total(),
+            "bytes_by_phase": predicted.bytes_by_phase,
+            "counted_by_phase": predicted.counted_by_phase,
+            "deferred_bytes": predicted.deferred_bytes,
+        },
+        "collectives_equal": collectives_equal,
+        "payload_bytes": sum(payloads[0].values()) if payloads else None,
+        "payload_equal": payload_equal,
+        "link_bytes": link_bytes,
+        "weight_packet_bytes": packet_bytes,
+        "micro_batches": config.micro_batches,
+        "link_over_expected": link_bytes / expected - 1 if link_bytes is not None and expected else None,
+        "link_is_near": link_is_near,
+        "holds": collectives_equal is not False and payload_equal is not False and link_is_near,
+    }
 
 
 def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:
     return Counter((call["kind"], call["num_ranks"], call["num_elements"], call["element_bytes"]) for call in calls)
 
 
-def print_checks(checks: Sequence[ArmCheck], console: Console) -> None:
+def print_checks(checks: Iterable[Mapping[str, Any]], console: Console) -> None:
     """Print predictions beside what transports and links counted; bytes are sums over all nodes."""
     columns = ["collectives", "bytes\npredicted", "of it\nIsthmus's", "transports\ncounted", "links,\nover it"]
     table = figures_table("arm", "A step: predicted from placement, and counted in a real run", columns)
     for check in checks:
-        predicted = check.predicted
-        collectives = f"{predicted.collectives.total()} {_agreement(check.collectives_equal)}"
+        predicted = check["predicted"]
+        collectives = f"{predicted['num_collectives']} {_agreement(check['collectives_equal'])}"
         ours = counted = "-"
-        if check.payload_bytes is not None:
-            ours = f"{sum(predicted.counted_by_phase.values()):,}"
-            counted = f"{check.payload_bytes:,} {_agreement(check.payload_equal)}"
-        table.add_row(check.arm, collectives, f"{predicted.num_bytes:,}", ours, counted, _over(check))
+        if check["payload_bytes"] is not None:
+            ours = f"{sum(predicted['counted_by_phase'].values()):,}"
+            counted = f"{check['payload_bytes']:,} {_agreement(check['payload_equal'])}"
+        num_bytes = f"{sum(predicted['bytes_by_phase'].values()):,}"
+        table.add_row(check["arm"], collectives, num_bytes, ours, counted, _over(check))
     console.print(table)
 
 
@@ -212,8 +169,8 @@ def _agreement(agrees: bool | None) -> str:
     return "" if agrees is None else "equal" if agrees else "[red]differ[/red]"
 
 
-def _over(check: ArmCheck) -> str:
-    share = check.link_over_expected
+def _over(check: Mapping[str, Any]) -> str:
+    share = check["link_over_expected"]
     if share is None:
         return "-"
-    return f"{share:+.1%}" if check.link_is_near else f"[red]{share:+.1%} (!)[/red]"
+    return f"{share:+.1%}" if check["link_is_near"] else f"[red]{share:+.1%} (!)[/red]"

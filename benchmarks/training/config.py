@@ -1,7 +1,7 @@
 """Arguments of a training benchmark with their ranges, passed to the ranks as they are."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
@@ -130,9 +130,3 @@ class TrainingConfig(HereConfig):
     def shape(self) -> ModelShape:
         """Size of the model."""
         return ModelShape(self.width, self.num_layers, self.context)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "TrainingConfig":
-        """Undo `asdict`, also after a trip through JSON."""
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**(values | lists))

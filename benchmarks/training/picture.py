@@ -59,29 +59,26 @@ def _smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:
 
 def _draw_bytes(axes: Axes, report: dict[str, Any]) -> None:
     columns = {"all_gather": "all-gather (weights)", "reduce_scatter": "reduction (gradients)"}
-    _draw_stacks(
-        axes,
-        report,
-        {label: (phase, f"{phase}_link_bytes_per_step", 1e-6) for phase, label in columns.items()},
-    )
+    arms = report["arms"].values()
+    megabytes = {phase: [arm[f"{phase}_link_bytes_per_step"] / 1e6 for arm in arms] for phase in columns}
+    _draw_stacks(axes, report, {columns[phase]: (phase, widths) for phase, widths in megabytes.items()})
     axes.set(title="Bytes between nodes in a step", xlabel="MB, sum over nodes' links")
 
 
 def _draw_phases(axes: Axes, report: dict[str, Any]) -> None:
-    phases = next(iter(report["arms"].values()))["phases_s"]
+    arms = [arm["phases_s"] for arm in report["arms"].values()]
     _, factor, digits = unit_of(report)
-    _draw_stacks(axes, report, {phase.replace("_", "-"): (phase, None, factor) for phase in phases}, digits)
+    parts = {phase.replace("_", "-"): (phase, [arm[phase] * factor for arm in arms]) for phase in arms[0]}
+    _draw_stacks(axes, report, parts, digits)
 
 
 def _draw_stacks(
-    axes: Axes, report: dict[str, Any], parts: dict[str, tuple[str, str | None, float]], digits: int = 2
+    axes: Axes, report: dict[str, Any], parts: dict[str, tuple[str, list[float]]], digits: int = 2
 ) -> None:
-    """One horizontal bar an arm; parts: label -> (phase, key of the arm or None for its phases_s, factor)."""
+    """One horizontal bar an arm; parts: label -> (phase, width of each arm)."""
     names = list(report["arms"])
     lefts = [0.0] * len(names)
-    for label, (phase, key, factor) in parts.items():
-        arms = report["arms"].values()
-        widths = [(arm[key] if key else arm["phases_s"][phase]) * factor for arm in arms]
+    for label, (phase, widths) in parts.items():
         axes.barh(names, widths, left=lefts, color=_PHASE_COLOURS[phase], label=label)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for row, total in enumerate(lefts):

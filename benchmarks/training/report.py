@@ -13,7 +13,7 @@ from isthmus.benchmarks.common.isthmus_group import all_options
 from isthmus.benchmarks.common.recorder import COMMUNICATION_PHASES, WHOLE_STEP
 from isthmus.benchmarks.common.report import in_words, report_head
 from isthmus.benchmarks.simulate.network import link_rate_text, parse_link_rate
-from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
+from isthmus.benchmarks.training.check import check_arm, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
 from isthmus.plan.report import figures_table
@@ -88,10 +88,10 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
         "val_loss": records.val_loss[name],
         "options": options,
         "gpu_bytes": max(step["gpu_bytes"] for step in steps),
-        "check": check.to_json(),
-        "link_bytes_source": "prediction" if check.link_bytes is None else "interface",
+        "check": check,
+        "link_bytes_source": "prediction" if check["link_bytes"] is None else "interface",
     }
-    if check.link_bytes is not None:
+    if check["link_bytes"] is not None:
         counted = {
             phase: fmean(step["audited_link_bytes"][phase] for step in audited) for phase in COMMUNICATION_PHASES
         }
@@ -103,8 +103,8 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
             gradients = {phase: in_all * num_bytes / max(of_gradients, 1) for phase, num_bytes in gradients.items()}
         parts = gradients | {"all_gather": in_all - sum(gradients.values())}
     else:
-        parts = {**check.predicted.bytes_by_phase}
-        parts["all_gather"] += check.weight_packet_bytes
+        parts = {**check["predicted"]["bytes_by_phase"]}
+        parts["all_gather"] += check["weight_packet_bytes"]
         arm["link_bytes_per_step"] = sum(parts.values())
     arm |= {f"{phase}_link_bytes_per_step": num_bytes for phase, num_bytes in parts.items()}
     return arm | {"by_link": by_link, "steps": steps}
@@ -240,7 +240,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     """Print the tables and the notes."""
     console.print(_time_table(report))
     console.print(_byte_table(report))
-    print_checks(check_report(report), console)
+    print_checks((arm["check"] for arm in report["arms"].values()), console)
     console.print()
     for note in report["notes"]:
         console.print(f"- {note}", highlight=False)

@@ -17,19 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from torch.distributed.distributed_c10d import PrefixStore
 
 from isthmus.base.backends import backend_of
 from isthmus.base.job import refuse
-from isthmus.group.gloo import GroupRanks, gloo_interfaces, gloo_tier
-from isthmus.group.meeting import meet
+from isthmus.group.gloo import gloo_interfaces
 from isthmus.group.nodes.launchers import rendezvous, uneven
 from isthmus.group.nodes.node_map import ranks_by_node, tiers_of
-from isthmus.torch_private.groups import job_store, timeout_of
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -88,30 +86,28 @@ class MeasuredLinks:
         return options
 
 
-def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDGET_S) -> MeasuredLinks:
-    """Time the links of `group` (default: all ranks), whose backend is Isthmus. Collective; equal on all its ranks.
+def measure_links() -> MeasuredLinks:
+    """Time the links between all ranks, whose default group is Isthmus's. Collective; equal on all ranks.
 
     Nothing else should run on the group meanwhile. Raises ValueError for one rank, and for nodes of unequal size: there
     are no two tiers.
     """
-    group = group or dist.group.WORLD
-    backend = backend_of(group)
-    assert group is not None
+    world = dist.group.WORLD
+    assert world is not None
+    backend = backend_of(world)
     sizes = [len(ranks) for ranks in ranks_by_node(backend.node_of_rank)]
     if sizes == [1]:
         raise ValueError("a group of one rank has no links to measure")
     if min(sizes) < max(sizes):
         raise ValueError(uneven(sizes, backend.stats()["node_map_source"]))
-    node, rail = tiers_of(group.rank(), backend.node_of_rank)
-    timeout = timeout_of(backend.options)
-    door = PrefixStore(f"isthmus/measure/{group.group_name}", job_store())
-    store, hosts = meet(door, backend.global_ranks, group.rank(), socket.gethostname(), timeout)
-    measured = GroupRanks(store, group.rank(), backend.global_ranks, dist.get_world_size(), timeout)
+    node, rail = tiers_of(world.rank(), backend.node_of_rank)
+    hosts: list[Any] = [None] * world.size()
+    dist.all_gather_object(hosts, socket.gethostname())
     intra = inter = None
     if len(node) > 1:
-        intra = fit_link(time_sizes(_ring(group, measured, "intra", node), 1, budget_s))
+        intra = fit_link(time_sizes(_ring(world, node), 1, BUDGET_S))
     if len(rail) > 1:
-        inter = fit_link(time_sizes(_ring(group, measured, "inter", rail), len(node), budget_s))
+        inter = fit_link(time_sizes(_ring(world, rail), len(node), BUDGET_S))
     return MeasuredLinks(intra, inter, len(rail), len(node), len(set(hosts)))
 
 
@@ -229,25 +225,21 @@ def time_sizes(burst_s: Burst, senders: int, budget_s: float) -> list[LinkSample
     ]
 
 
-def _ring(group: dist.ProcessGroup, measured: GroupRanks, name: str, ranks: list[int]) -> Burst:
-    """Bursts from each rank of a tier to the next, over a backend made as the group's own tiers are.
-
-    All ranks of `group` begin them together.
-    """
-    backend = gloo_tier(measured, name, ranks)
-    own = ranks.index(measured.rank)
-    following, previous = (own + 1) % len(ranks), (own - 1) % len(ranks)
+def _ring(world: dist.ProcessGroup, ranks: list[int]) -> Burst:
+    """Bursts from each rank of a tier to the next, over the connections that tiers use. All ranks begin together."""
+    own = ranks.index(world.rank())
+    following, previous = ranks[(own + 1) % len(ranks)], ranks[own - 1]
     outgoing, incoming = torch.zeros(2, SIZES[-1], dtype=torch.uint8)
 
     def burst_s(num_bytes: int, repeats: int) -> float:
-        dist.barrier(group)
+        dist.barrier()
         start_s = time.perf_counter()
         for _ in range(repeats):
-            arrives = backend.recv([incoming[:num_bytes]], previous, 0)
-            backend.send([outgoing[:num_bytes]], following, 0).wait()
+            arrives = world.recv([incoming[:num_bytes]], previous, 0)
+            world.send([outgoing[:num_bytes]], following, 0).wait()
             arrives.wait()
         taken_s = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
-        dist.all_reduce(taken_s, dist.ReduceOp.MAX, group)
+        dist.all_reduce(taken_s, dist.ReduceOp.MAX)
         return float(taken_s)
 
     return burst_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from isthmus.group.nodes.islands import advice
-from isthmus.group.nodes.node_map import ranks_by_value
+from isthmus.group.nodes.node_map import num_ranks_in, ranks_by_value
 from isthmus.group.rails import Facts, count, devices_by_id, fast_links_in_words, in_gbit_s, is_fast
 from isthmus.plan.assumptions import slowest
 
@@ -55,12 +54,11 @@ def overview(machine: Machine, nodes_text: str | None) -> Facts:
 def _nodes_of(text: str) -> tuple[tuple[int, ...], ...]:
     from isthmus.base import native
 
-    grid = re.fullmatch(r"(\d{1,7})x(\d{1,7})", text)
-    num_ranks = int(grid[1]) * int(grid[2]) if grid else len(re.findall(r"\d+", text))
+    num_ranks = num_ranks_in(text)
     if num_ranks > _MOST_RANKS:
         raise ValueError(f"--nodes={text[:40]!r}: {num_ranks} ranks are more than the {_MOST_RANKS} that can be shown")
     try:
-        node_of_rank = native.load().parse_nodes(text, max(num_ranks, 1))
+        node_of_rank = native.load().parse_nodes(text, num_ranks)
     except ValueError as error:
         raise ValueError(f"--nodes: {error}") from None
     return tuple(tuple(ranks) for _, ranks in sorted(ranks_by_value(range(num_ranks), node_of_rank).items()))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.base import native
-from isthmus.base.backends import agreed_texts
+from isthmus.base.backends import agreed_texts, has_two_tiers
 from isthmus.base.error_reports import on_all
 from isthmus.base.job import this_job
 from isthmus.group import mpi_tier
@@ -154,7 +154,7 @@ def _find_surroundings(group: GroupRanks, options: _C.Options, gpu: Gpu) -> Surr
 def place(group: GroupRanks, introductions: Sequence[Introduction]) -> Nodes:
     """Return the group's node map, and remember for its subgroups whether the launcher's variables can be trusted.
 
-    A group beyond the job counts as one node.
+    A group beyond the job counts as one node. Members that come and go count as a node each where nodes are uneven.
     """
     if group.beyond_job:
         return Nodes([0] * group.size, node_map.BEYOND)
@@ -163,6 +163,9 @@ def place(group: GroupRanks, introductions: Sequence[Introduction]) -> Nodes:
     nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
     if ISLANDS in nodes.source and group.size == group.world_size:
         nodes = replace(nodes, doubt=instead(list(Counter(nodes.node_of_rank).values())))
+    if group.node is not None and len(set(nodes.node_of_rank)) > 1 and not has_two_tiers(nodes.node_of_rank):
+        doubt = "they would be uneven, so that each member counts as one"
+        nodes = replace(nodes, node_of_rank=list(range(group.size)), doubt=doubt)
     if group.size == group.world_size and not surroundings[0].option:
         this_job().launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
     return nodes

@@ -44,8 +44,8 @@ def gloo_interfaces() -> list[str]:
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
 
 
-def gloo_tier(group: GroupRanks, name: str, ranks: list[int]) -> Any:
-    """Construct a Gloo backend over some ranks of the group, over the interfaces that GLOO_SOCKET_IFNAME names.
+def gloo_backend(group: GroupRanks) -> Any:
+    """Construct a Gloo backend over the ranks of the group, over the interfaces that GLOO_SOCKET_IFNAME names.
 
     It connects its ranks at once, whatever TORCH_GLOO_LAZY_INIT says: a rank that Gloo connects later may wait for ever
     for one that died before.
@@ -56,5 +56,4 @@ def gloo_tier(group: GroupRanks, name: str, ranks: list[int]) -> Any:
         else ProcessGroupGloo.create_default_device(lazy_init=False)
         for interface in gloo_interfaces()
     ]
-    store = PrefixStore(f"{name}/{ranks[0]}", group.store)
-    return make_gloo(store, ranks.index(group.rank), len(ranks), group.timeout, devices)
+    return make_gloo(PrefixStore("world", group.store), group.rank, group.size, group.timeout, devices)

@@ -52,11 +52,9 @@ def find_gpu_place(gpu_bus_id: str) -> GpuPlace:
     name = next((name for name, device in devices.items() if device["bus_id"] == gpu_bus_id), "")
     if not name.startswith("GPU"):
         return GpuPlace()
-    island = {name}
-    joined = [{link["a"], link["b"]} for link in facts["links"] if is_fast(link["kind"])]
-    while more := next((pair for pair in joined if len(pair & island) == 1), None):
-        island |= more
-    place = GpuPlace(gpus=gpus_in_words(facts), island=f"{machine_identity()} {sorted(island)}")
+    islands = machine.islands["gpus"] if is_fast(machine.islands["by"] or "") else [[name]]
+    island = next(gpus for gpus in islands if name in gpus)
+    place = GpuPlace(gpus=gpus_in_words(facts), island=f"{machine_identity()} {island}")
     chosen = next((rail["nics"] for rail in machine.rails()[0] if rail["gpu"] == name), None)
     if chosen is None:
         return place
@@ -85,7 +83,7 @@ def gpus_in_words(facts: Facts) -> str:
 
 
 def is_fast(kind: str) -> bool:
-    """Whether a link is one of those between GPUs that are faster than PCIe: "NV12", "XGMI", "XeLink"."""
+    """Whether a link is one of those between GPUs that are faster than PCIe: "NV12", "NVLink", "XGMI", "XeLink"."""
     return kind.startswith(("NV", "XGMI", "XeLink"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from isthmus.base.job import warn_once
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, leave_note, place
 from isthmus.group.cuda import bound_device, connections_warning, devices
-from isthmus.group.gloo import GroupRanks, gloo_tier
+from isthmus.group.gloo import GroupRanks, gloo_backend
 from isthmus.group.nodes.launchers import rendezvous
 from isthmus.group.nodes.node_map import BEYOND, Nodes, tiers_of, told_by_ranks
 from isthmus.group.rails import GpuPlace, machine_in_words, misplacements
@@ -103,8 +103,8 @@ def _default_group_options() -> _C.Options | None:
     return None if backend is None else copy.deepcopy(backend.options)
 
 
-def create(group: GroupRanks, given_options: Any, choose: Callable[[Nodes], Nodes] = lambda nodes: nodes) -> _C.Backend:
-    """Construct the backend of one group, on the nodes that `choose` makes of those that were found."""
+def create(group: GroupRanks, given_options: Any) -> _C.Backend:
+    """Construct the backend of one group."""
     group, options, introductions = agree(group, given_options)
     if group.node is None and not group.beyond_job:
         leave_note(group.global_ranks[group.rank], introductions[group.rank].surroundings, options.nodes)
@@ -113,7 +113,7 @@ def create(group: GroupRanks, given_options: Any, choose: Callable[[Nodes], Node
         warn_once(sentence)
     set_timeout(options, group.timeout)
     options.global_ranks_in_group = list(group.global_ranks)
-    nodes = choose(place(group, introductions))
+    nodes = place(group, introductions)
     _log_nodes(group, nodes, [introduction.place for introduction in introductions])
     gpus = [introduction.gpu for introduction in introductions]
     no_cuda = told_by_ranks(group.global_ranks, [gpu.missing for gpu in gpus])  # equal on all ranks
@@ -129,7 +129,7 @@ def _assemble(group: GroupRanks, options: _C.Options, nodes: Nodes, no_cuda: str
     tiers = inter = nccl = None
     world = _borrowed_world(group, "cpu")
     if world is None or has_two_tiers(node_of_rank):
-        tiers = gloo_tier(group, "world", list(range(group.size)))
+        tiers = gloo_backend(group)
         world = world or tiers
     if has_two_tiers(node_of_rank) and options.uses_mpi:
         _, rail = tiers_of(group.rank, node_of_rank)

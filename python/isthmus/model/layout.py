@@ -15,11 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from isthmus.torch_private.groups import all_groups
-from isthmus.torch_private.models import WRAPPERS, groups_of_dimensions, ranks_of_meshes_like, root_mesh
+from isthmus.torch_private.models import WRAPPERS, ranks_of_meshes_like
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     dim: int = 0  # the dimension that FSDP2 shards
-    part: str = ""  # which part of a tensor-parallel or pipeline-parallel model this is: "tp=1/2"
+    part: str = ""  # which part of a tensor-parallel or pipeline-parallel model this is: "1/2"
 
     @cached_property
     def num_elements(self) -> int:
@@ -109,40 +105,7 @@ def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layou
 
 
 def mesh_part(mesh: Any) -> str:
-    """Return where `mesh` lies in its root mesh as text, "tp=1/2"; "" if there is no larger mesh.
-
-    Dimensions that the root does not show have the names of this rank's process groups, else none: "1/2".
-    """
+    """Return which one `mesh` is of the meshes that lie in its root as it does, "1/2"; "" if there is no other."""
     alike, own = ranks_of_meshes_like(mesh), set(mesh.mesh.flatten().tolist())
-    places = _fixed_places(root_mesh(mesh), mesh)
-    if math.prod(size for _, _, size in places) != len(alike):
-        places = _places_in_groups(alike, own)
-    if math.prod(size for _, _, size in places) != len(alike):
-        places = [("", next(place for place, ranks in enumerate(alike) if own.issuperset(ranks)), len(alike))]
-    return ",".join(f"{name}={place}/{size}" if name else f"{place}/{size}" for name, place, size in places)
-
-
-def _fixed_places(root: Any, mesh: Any) -> list[tuple[str, int, int]]:
-    """Return name, place and size of each dimension of the root along which the ranks of `mesh` do not vary."""
-    names = root.mesh_dim_names or range(root.ndim)
-    coordinates = torch.isin(root.mesh, mesh.mesh).nonzero()
-    fixed = ((dim, int(at[0])) for dim, at in enumerate(coordinates.T) if len(at.unique()) == 1)
-    return [(str(names[dim]), place, root.size(dim)) for dim, place in fixed if root.size(dim) > 1]
-
-
-def _places_in_groups(alike: list[list[int]], own: set[int]) -> list[tuple[str, int, int]]:
-    """Return name, place and size of dimensions in which meshes lie beside each other, by this rank's groups.
-
-    They are those of the largest groups that cross the meshes, and each other, in this rank alone; the one between the
-    most distant ranks comes first.
-    """
-    mesh_of = {rank: number for number, ranks in enumerate(alike) for rank in ranks}
-    places: dict[tuple[str, int, int], int] = {}
-    num_places, crossed = 1, own
-    for name, group in sorted(groups_of_dimensions(all_groups()), key=lambda named: -named[1].size()):
-        ranks = dist.get_process_group_ranks(group)
-        crosses_all = len({mesh_of.get(rank) for rank in ranks}) == len(ranks) > 1 == len(crossed.intersection(ranks))
-        if crosses_all and num_places < len(alike):
-            places[name, group.rank(), group.size()] = ranks[0] - ranks[1]
-            num_places, crossed = num_places * group.size(), crossed.union(ranks)
-    return sorted(places, key=places.__getitem__)
+    place = next(place for place, ranks in enumerate(alike) if own.issuperset(ranks))
+    return f"{place}/{len(alike)}" if len(alike) > 1 else ""

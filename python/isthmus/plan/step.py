@@ -85,7 +85,8 @@ class StepPlan:
             return replace(each, call=replace(each.call, is_repeated=True)) if is_gather else each
 
         def without_deferred(units: list[Operations]) -> list[Operations]:
-            return [tuple(each for each in unit if each.call.kind is not self.strategy.deferred) for unit in units]
+            deferred = self.strategy.reduction if self.strategy.defers else None
+            return [tuple(each for each in unit if each.call.kind is not deferred) for unit in units]
 
         repeated = [tuple(map(repeating, operations)) for operations in self._once]
 

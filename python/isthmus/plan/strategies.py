@@ -45,11 +45,6 @@ class Strategy:
         return self.codec != "none"
 
     @property
-    def compresses_between_nodes(self) -> bool:
-        """Whether it compresses in two tiers, between nodes only."""
-        return self.wire is not None and not self.wire.is_flat and self.is_compressed
-
-    @property
     def is_ddp(self) -> bool:
         """Whether weights, gradients and optimizer states are whole on every rank."""
         return self.placements == DDP
@@ -68,11 +63,6 @@ class Strategy:
     def reduction(self) -> Kind:
         """The collective that reduces between nodes."""
         return Kind.REDUCE_SCATTER if self.placements.parameters is Scope.WORLD else Kind.ALL_REDUCE
-
-    @property
-    def deferred(self) -> Kind | None:
-        """The collective that only the last micro-batch makes."""
-        return self.reduction if self.defers else None
 
     @property
     def options(self) -> dict[str, str] | None:

@@ -71,10 +71,14 @@ def _options(core: Any, environment: Mapping[str, str]) -> list[dict[str, str]]:
     ]
 
 
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that matter."""
+    found = {package: _attempt(partial(metadata.version, package)) for package in ("isthmus", "torch", "numpy")}
+    return {package: installed or "not installed" for package, (installed, _) in found.items()}
+
+
 def _versions(torch: Any) -> Iterator[tuple[str, str]]:
-    for package in ("isthmus", "torch", "numpy"):
-        installed, _ = _attempt(partial(metadata.version, package))
-        yield package, installed or "not installed"
+    yield from package_versions().items()
     if torch is not None:
         nccl, _ = _attempt(torch.cuda.nccl.version)
         yield "CUDA of torch", torch.version.cuda or "none"

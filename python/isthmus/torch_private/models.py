@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -226,14 +226,6 @@ def ranks_of_meshes_like(mesh: Any) -> list[list[int]]:
     """
     ranks: list[list[int]] = mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
     return ranks
-
-
-def groups_of_dimensions(groups: Iterable[dist.ProcessGroup]) -> Iterator[tuple[str, dist.ProcessGroup]]:
-    """Yield those of these groups that torch made for a dimension of a mesh, with its name."""
-    for group in groups:
-        prefix, _, name = group.group_desc.partition("mesh_")
-        if not prefix and name != "default":  # that one has all ranks
-            yield name, group
 
 
 # --- Names of modules that stay when wrappers change ---

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +21,7 @@ from isthmus.base import native
 from isthmus.base.backends import has_two_tiers, options_from
 from isthmus.group.gloo import GroupRanks
 from isthmus.group.nodes.launchers import claim_beyond
-from isthmus.group.nodes.node_map import Nodes
+from isthmus.group.nodes.node_map import num_ranks_in
 from isthmus.group.register import create
 from isthmus.model.calls import Described
 from isthmus.report.statistics import sum_of
@@ -94,7 +92,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         )
         options = copy.deepcopy(self._options)
         options.nodes = ""
-        quorum = self._quorum = Quorum(create(group, options, _even), rank, self.quorum_number)
+        quorum = self._quorum = Quorum(create(group, options), rank, self.quorum_number)
         self._bring_unsent(quorum)
         if self._is_aborted:  # after they had met
             quorum.backend.abort()
@@ -277,19 +275,10 @@ def _note(quorum: Quorum, error: Exception) -> None:
         logger.warning("torchft quorum %d: %s", quorum.number, str(error).partition("\n")[0])
 
 
-def _even(nodes: Nodes) -> Nodes:
-    """Return the node map, or one with a node for each member where nodes would be uneven."""
-    ranks = nodes.node_of_rank
-    if has_two_tiers(ranks) or len(set(ranks)) == 1:
-        return nodes
-    return Nodes(list(range(len(ranks))), nodes.source, "they would be uneven, so that each member counts as one")
-
-
 def _node_of(text: str, number: int) -> int:
     """Return the node of a rank, by the option `nodes` over all replica groups. Raises OptionError if it has none."""
-    numbers = [int(word) for word in re.findall(r"\d+", text)]
-    size = math.prod(numbers) if "x" in text else len(numbers)
-    nodes: list[int] = native.load().parse_nodes(text, size or 1)  # what names no rank is refused by what it is
+    size = num_ranks_in(text)
+    nodes: list[int] = native.load().parse_nodes(text, size)  # what names no rank is refused by what it is
     if number >= size:
         raise native.load().OptionError(
             f'option nodes="{text}" places ranks 0 to {size - 1}, but this is rank {number}: replica ids end in '

@@ -114,7 +114,7 @@ def test_benchmarks_of_those_who_develop_stay_in_the_repository(environment: Env
         "python", "-c", "import isthmus, os; print(*os.listdir(isthmus.__path__[0] + '/benchmarks'))"
     )
     assert {"training", "collectives", "weights", "here"} <= set(listing.split())
-    assert not {"convergence", "scaling", "survival", "record", "codecs"} & set(listing.split())
+    assert not {"convergence", "survival", "record", "codecs"} & set(listing.split())
 
 
 def test_another_torch_is_told_which_wheel_it_needs(environment: Environment) -> None:

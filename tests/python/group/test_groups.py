@@ -6,14 +6,12 @@ import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus.cli.measure import measure_links
 from support import ranks
 from support.checks import Table, finish
 from support.limits import OPERATION_S
@@ -222,24 +220,6 @@ def test_the_default_group_says_what_is_wrong_on_every_rank() -> None:
 
 
 placed = Table()
-
-
-@placed
-def links_of_a_subgroup_are_measured_alike_on_its_ranks() -> None:
-    """Ranks 1, 2 on two nodes; then again, and 0, 1, 2, whose nodes have no tiers."""
-    group, uneven = dist.new_group([1, 2]), dist.new_group([0, 1, 2])
-    if dist.get_rank() in (1, 2):
-        for _ in range(2):
-            links = measure_links(group, budget_s=0.01)
-            answers: list[Any] = [None, None]
-            dist.all_gather_object(answers, links, group=group)
-            assert answers[0] == answers[1] == links
-            assert links.intra is None and links.inter is not None
-            assert [sample.num_bytes for sample in links.inter.samples][:2] == [1024, 4096]
-    if dist.get_rank() < 3:
-        with pytest.raises(ValueError, match="nodes have 1 to 2 ranks, by torchrun"):
-            measure_links(uneven)
-    dist.barrier()
 
 
 def place_cyclically(rank: int, world_size: int) -> dict[str, str]:

@@ -211,8 +211,6 @@ def test_the_mesh_of_a_unit(hybrid: dist.DeviceMesh) -> None:
     assert models.ranks_of_meshes_like(hybrid) == [[0, 1, 2, 3]]
     assert models.ranks_of_meshes_like(hybrid["shard"]) == [[0, 1], [2, 3]]
     assert models.ranks_of_meshes_like(hybrid["replicate"]) == [[0, 2], [1, 3]]
-    groups_of_hybrid = {name: hybrid.get_group(name) for name in ("replicate", "shard")}
-    assert dict(models.groups_of_dimensions(groups.all_groups())) == groups_of_hybrid
 
 
 def test_a_separate_group_of_reductions(hybrid: dist.DeviceMesh) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -45,10 +46,10 @@ class Harmed(ElasticJob):
     """A job whose members come to harm, and write down what they committed."""
 
     def __init__(self, network: Network, folder: Path) -> None:
-        environment = {"LD_PRELOAD": str(built_interposer(folder)), "PYTHONPATH": str(ROOT / "tests")}
-        member = [sys.executable, "-m", "python.torchft.member", str(folder)]
-        super().__init__(network, folder, member, environment, heartbeat_timeout_s=scaled(1))
-        self.folder = folder
+        environment = [f"LD_PRELOAD={built_interposer(folder)}", f"PYTHONPATH={ROOT / 'tests'}"]
+        member = ["env", *environment, sys.executable, "-m", "python.torchft.member", str(folder)]
+        super().__init__(network, folder, member, heartbeat_timeout_s=scaled(1))
+        self.network, self.folder = network, folder
 
     def harm(self, number: int, kind: str) -> None:
         temporary = self.folder / f"harm.{number}.new"
@@ -109,9 +110,10 @@ def stop(job: Harmed) -> None:
 
 
 def cut(job: Harmed) -> None:
-    job.set_link(1, "down")
+    link = [*job.network.command_prefix(1), "ip", "link", "set", job.network.interface]
+    subprocess.run([*link, "down"], check=True)
     job.wait_for_members(0, 2)
-    job.set_link(1, "up")
+    subprocess.run([*link, "up"], check=True)
 
 
 def lose_two(job: Harmed) -> None:

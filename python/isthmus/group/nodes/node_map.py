@@ -14,7 +14,9 @@ ranks alike, and the map's `doubt` names both sides, as it does where a launcher
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,6 +201,12 @@ def machine_identity() -> str:
     except OSError:  # no Linux, or a sandbox without /proc
         return socket.gethostname()
     return f"{boot} {network}"
+
+
+def num_ranks_in(text: str) -> int:
+    """Return how many ranks a node map such as "2x4" or "0,1|2,3" has; of what is none, a number above 0."""
+    numbers = [int(word) for word in re.findall(r"\d+", text)]
+    return max(1, math.prod(numbers) if "x" in text else len(numbers))
 
 
 def gpu_fabric(bus_id: str) -> str:

@@ -1,1 +1,0 @@
-"""`python -m isthmus.benchmarks.scaling`: the training benchmark at several numbers of nodes."""
