@@ -85,6 +85,67 @@ def test_losses_in_float32_are_those_of_the_runs() -> None:
         assert float(bits) == pytest.approx(arm.crossing_bits, abs=0.0051), (layout, codec)
 
 
+def test_diloco_against_its_own_exact_arm() -> None:
+    ((run, _, arms),) = (
+        group
+        for group in summarise(read_results(DOCS / "convergence.jsonl"), "diloco-10")
+        if group[0].setting.steps == 500 and not group[0].muon_lr
+    )
+    gaps = {arm.arm: gap(list(arm.gaps)) for arm in arms}
+    text = " ".join((DOCS / "convergence.md").read_text().split())
+    assert run.setting.nodes == 2
+    assert f"4 bits {gaps['diloco-10-4']}, with error feedback {gaps['diloco-10-4-fb']}; " in text
+    assert f"2 bits {gaps['diloco-10-2']}, with error feedback {gaps['diloco-10-2-fb']}." in text
+
+
+Earlier = dict[tuple[str, str, int, str, str], dict[int, dict[str, Any]]]
+
+
+def earlier() -> Earlier:
+    """Runs of earlier trainers, by seed, by how they ran, layout, nodes, version of packets and arm."""
+    found: Earlier = defaultdict(dict)
+    for line in (DOCS / "convergence_earlier.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        if run["optimizer"] == "adamw" and run["lr"] == 0.002:
+            key = (run["processes"], run["layout"], run["nodes"], run["packets"], run["arm"])
+            found[key][run["seed"]] = run
+    return found
+
+
+# The arms of earlier trainers whose default was another scale.
+EARLIER_ARMS = {"1 bit": "quant-1-unbiased", "3 bits": "quant-3", "tagc": "tagc-10x", "nothing sent": "nothing-sent"}
+
+
+def test_losses_in_bfloat16_are_those_of_the_runs() -> None:
+    old, new = earlier(), recorded()
+    rows = list(filled(table(DOCS / "convergence.md", "nodes, collective"), 1))
+    assert len(rows) == 15
+    for where, codec, bits, shown in rows:
+        nodes, layout = int(where[0]), "hsdp" if "HSDP" in where else "fsdp"
+        in_one = "one process" in codec
+        if layout == "hsdp" and not in_one:
+            arm = new["hsdp-quant-4", nodes, "bf16", "AdamW"]
+            assert shown == gap(list(arm.gaps)), (where, codec)
+            assert float(bits.split()[0]) == pytest.approx(arm.crossing_bits / 2, abs=0.0051)
+            continue
+        name = next((arm for words, arm in EARLIER_ARMS.items() if words in codec), "")
+        if "4 bits" in codec or (in_one and "2 bits" in codec):
+            name = f"quant-{4 if '4 bits' in codec else 2}-unbiased"
+        elif "2 bits" in codec:
+            name = "quant-2"
+        packets = "5" if in_one else "6" if "4 bits" in codec else "4"
+        key = ("one" if in_one else "ranks", layout, nodes, packets)
+        runs, exact = old[(*key, name)], old[(*key, "exact")]
+        gaps = [run["val_loss"] / exact[seed]["val_loss"] - 1 for seed, run in runs.items()]
+        assert len(gaps) == 6
+        digits = 1 if shown.count(".") == 2 and len(shown.split(".")[1].split("%")[0]) == 1 else 2
+        expected = f"{fmean(gaps):+.{digits}%} ± {100 * half_width(gaps):.{digits}f}"
+        assert shown.split(" (")[0] == expected, (where, codec)
+        if name != "nothing-sent":
+            each_way = fmean(run["bits"] for run in runs.values()) / (2 if layout == "hsdp" else 1)
+            assert float(bits.split()[0]) == pytest.approx(each_way, abs=0.0051), (where, codec)
+
+
 def test_choosing_repeats_those_rows() -> None:
     rows = filled(table(DOCS / "convergence.md", "optimizer, layout"), 1)
     losses = {f"{layout}, {codec}": shown for layout, codec, _, shown in rows}
@@ -105,6 +166,44 @@ def test_choosing_repeats_those_rows() -> None:
         f", {one} with 1 bit, {tagc} with `tagc` 10x; under Muon in float32 {muon[4]} with the default, {muon[6]} "
         in text
     )
+
+
+def test_ten_million_parameters_seed_by_seed() -> None:
+    gaps: dict[str, dict[int, float]] = defaultdict(dict)
+    for run, _, _ in summarise(read_results(DOCS / "convergence.jsonl")):
+        members = [
+            (other, result)
+            for other, result in read_results(DOCS / "convergence.jsonl").values()
+            if other.compared_with == run.compared_with and other.setting.shape.width == 320
+        ]
+        exact = {other.seed: result["val_loss"] for other, result in members if other.arm == "exact"}
+        for other, result in members:
+            name = f"{'Muon' if other.muon_lr else f'AdamW at {other.lr:g}'.replace('0.', '.')} {other.arm}"
+            gaps[name][other.seed] = result["val_loss"] / exact[other.seed] - 1
+    rows = list(filled(table(DOCS / "convergence.md", "optimizer", "codec", "seed 1"), 1))
+    assert len(rows) == 4
+    for optimizer, codec, *seeds in rows:
+        measured = gaps[f"{optimizer} {arm_of('', codec.split(',')[0] + (' feedback' if 'feedback' in codec else ''))}"]
+        assert [f"{measured[seed]:+.2%}" for seed in sorted(measured)] == [seed for seed in seeds if seed], codec
+        if " in the mean" in codec:
+            assert f"{gap(list(measured.values()))} in the mean" in codec
+
+
+def test_seconds_a_step_over_slow_links() -> None:
+    arms = ("exact", "quant-4", "full", "hsdp-quant-4", "ddp-quant-4", "diloco-10-2-fb", "diloco-50-2-fb")
+    steps = dict.fromkeys(arms, 500) | {"diloco-10-2-fb": 600, "diloco-50-2-fb": 670}
+    timed = {
+        (run.setting.link, run.arm): result["step_s"]
+        for run, result in read_results(DOCS / "convergence.jsonl").values()
+        if run.setting.link
+    }
+    rows = table(DOCS / "convergence.md", "", "s a step at 50 Mbit/s")
+    for arm, (_, *cells) in zip(arms, rows, strict=True):
+        expected = []
+        for link in ("50mbit", "10mbit"):
+            seconds = timed.get((link, arm))
+            expected += [f"{seconds:.3f}", f"{seconds * steps[arm] + 1e-6:.0f}"] if seconds else ["", ""]
+        assert [cell.lstrip("0") for cell in cells] == [cell.lstrip("0") for cell in expected], arm
 
 
 # --- One H200
@@ -129,6 +228,40 @@ def test_steps_on_the_h200_are_those_recorded(page: str) -> None:
         seconds = [rows[f"{link}/{arm}"]["seconds"] for link in ("10gbit", "25gbit", "unshaped")]
         assert cells[:3] == [f"{1e3 * median(of):.1f}" for of in seconds], arm
         assert cells[3:] in ([], [megabytes(rows, arm)]), arm
+
+
+def test_codecs_on_the_h200_are_those_recorded() -> None:
+    steps = json.loads((DOCS / "h200/report.json").read_text())["steps"]
+    (bench,) = (step for step in steps if step["name"] == "bench")
+    settings = {"none": "", "quant": ", 4 bits"} | {
+        f"tagc {ratio}x": f", ratio {ratio}, sparsity {sparsity}, cells fp32"
+        for ratio, sparsity in ((2, 0.8), (10, 0.9875))
+    }
+    shown = table(DOCS / "h200.md", "", "64 MiB", "256 MiB")
+    assert len(shown) == 10
+    for name, *cells in shown:
+        codec, dtype, way = name.replace("`", "").split(", ")
+        verb = "encode" if way == "encode" else "decode to a shard"
+        check = f"{verb}, {codec.split()[0]}, {dtype}{settings[codec]}"
+        small, large = (
+            next(one["figures"] for one in bench["checks"] if one["check"] == f"{check}, {size} MiB")
+            for size in (64, 256)
+        )
+        expected = [f"{one['us']:,.0f}, {one['% of bound']:.0f}%" for one in (small, large)]
+        assert cells == [*expected, f"{large['GB/s of source']:,.0f}"], name
+
+
+def test_host_and_kernels_on_the_h200_are_those_traced() -> None:
+    traces = json.loads((DOCS / "h200/traces.json").read_text())
+    names = (
+        *("c10d::_reduce_scatter_base_", "c10d::_allgather_base_"),
+        *("kernel OfEachPiece QuantizeBlocks", "kernel DequantizeBlocks"),
+        *("kernel CompareWeights", "kernel CodeWeights", "kernel DecodeWeights"),
+    )
+    shown = table(DOCS / "h200.md", "", "`fsdp`", "`quant`")
+    for name, (_, *cells) in zip(names, shown, strict=True):
+        of_arms = (traces[arm].get(name) for arm in ("fsdp", "quant", "full"))
+        assert cells == [f"{of['median_us']:.0f}" if of else "" for of in of_arms], name
 
 
 def test_a_plan_stands_beside_what_the_h200_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
