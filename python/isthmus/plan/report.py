@@ -164,9 +164,8 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         )
     if setting.optimizer == "muon":
         found.append(
-            f"Muon: {MUON_BITS['reduce_scatter']} bits in place of 4, in all-reduces (HSDP, DDP) "
-            f"{MUON_BITS['all_reduce']}: docs/choosing.md. Memory and bits of weights are AdamW's, and what Muon's own "
-            "steps send is left out."
+            f"Muon: {MUON_BITS} bits in place of 4: docs/choosing.md. Memory and bits of weights are AdamW's, and what "
+            "Muon's own steps send is left out."
         )
     deferring = [plan for plan in comparison.plans if plan.strategy.defers]
     for hybrid, (call, kept) in _DEFER.items():

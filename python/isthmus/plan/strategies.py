@@ -133,7 +133,7 @@ _EACH = list(_every_strategy())
 STRATEGIES = {strategy.name: strategy for strategy in [*_EACH, *map(_deferred, _EACH)]}
 #: What takes the place of strategies that have the default of bits.
 _UNDER_MUON = {
-    name: f"{name.removesuffix('-last')}{MUON_BITS[each.reduction]}{'-last' * each.defers}"
+    name: f"{name.removesuffix('-last')}{MUON_BITS}{'-last' * each.defers}"
     for name, each in STRATEGIES.items()
     if each.wire and (each.wire.codec, each.wire.bits) == (_QUANT.codec, _QUANT.bits)
 }

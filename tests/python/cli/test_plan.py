@@ -73,12 +73,12 @@ def test_muon_gets_the_bits_that_nobody_sees_in_its_losses():
         strategies = report(*LLAMA, "--optimizer", *arguments)["strategies"].items()
         return {name: s["isthmus"]["bits"] for name, s in strategies if (s["isthmus"] or {}).get("codec") == "quant"}
 
-    by_name = {"quant6": 6, "quant-node6": 6, "full6": 6, "hsdp-quant8": 8}
+    by_name = {"quant8": 8, "quant-node8": 8, "full8": 8, "hsdp-quant8": 8}
     assert quant_bits("muon") == by_name
     assert set(quant_bits("adamw").values()) == {4}
     asked = "tagc,quant-last,hsdp-quant-last,ddp-quant,hsdp-quant3"
     assert quant_bits("muon", "--micro-batches", 4, "--strategies", asked) == {
-        "quant6-last": 6,
+        "quant8-last": 8,
         "hsdp-quant8-last": 8,
         "ddp-quant8": 8,
         "hsdp-quant3": 3,
@@ -87,10 +87,7 @@ def test_muon_gets_the_bits_that_nobody_sees_in_its_losses():
     both = [report(*LLAMA, "--optimizer", optimizer)["strategies"] for optimizer in ("adamw", "muon")]
     assert [both[1][name] for name in others] == [both[0][name] for name in others]
     assert len(both[1]) == len(others) + len(by_name)
-    assert (
-        "Muon: 6 bits in place of 4, in all-reduces (HSDP, DDP) 8: docs/choosing.md."
-        in run(*LLAMA, "--optimizer", "muon")[1]
-    )
+    assert "Muon: 8 bits in place of 4: docs/choosing.md." in run(*LLAMA, "--optimizer", "muon")[1]
     assert "Muon" not in run(*LLAMA)[1]
 
 

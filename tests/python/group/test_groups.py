@@ -6,6 +6,7 @@ import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
