@@ -1,5 +1,5 @@
 #!/bin/sh
-# Collectives that are called in torch's coalescing manager (a private name, which frameworks use nevertheless) are sent
+# Collectives that are called in torch's coalescing manager (a private name, which Megatron-LM imports all the same) are sent
 # off together when its block ends, over Gloo, too. Each call may name its operator, but all take that of the first: of a
 # sum, a maximum and an average in one block come three sums, without a word, for all-reduces and for reduce-scatters. It
 # does refuse what is not of one kind (an all-reduce beside an all-gather). A block for each operator is right.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # A model that is made on the meta device, sharded by fully_shard and then given its weights (`to_empty()`,
-# `reset_parameters()`) has on CPUs the same rows on every rank, if all ranks have the same seed, as they are told to: a
-# shard's random numbers begin anew on each rank, and nobody counts on. Of eight rows over four ranks two are different,
+# `reset_parameters()`) has on CPUs the same rows on every rank, if all ranks have the same seed: each
+# shard draws its random numbers from the first one on. Of eight rows over four ranks two are different,
 # and the matrix has rank 2. It trains, with fewer weights than it seems to have. Torch warns that "DTensor random
 # operators may not have complete support on cpu device mesh", and no more. Weights made before sharding are right.
 #
