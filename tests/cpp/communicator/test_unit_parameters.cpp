@@ -30,7 +30,7 @@ std::shared_ptr<const Sections> sections_of(const Set& set) {
   for (const int parameter : set) {
     sections.push_back({parameter, kElements[parameter]});
   }
-  return std::make_shared<Sections>(std::move(sections));
+  return std::make_shared<Sections>(sections);
 }
 
 class Reduced {
@@ -49,23 +49,23 @@ class Reduced {
     for (int rank = 0; rank < world_.size(); ++rank) {
       std::vector<double> values;
       for (int row = 0; row < rows; ++row) {
-        for (const Section& section : sections->all()) {
-          const bool is_given = std::count(with_gradient.begin(), with_gradient.end(), section.parameter) > 0;
-          for (int64_t i = 0; i < section.num_elements; ++i) {
+        for (const int parameter : set) {
+          const bool is_given = std::count(with_gradient.begin(), with_gradient.end(), parameter) > 0;
+          for (int64_t i = 0; i < kElements[parameter]; ++i) {
             values.push_back(is_given ? normal_(random_) : 0);
           }
         }
       }
       inputs.emplace_back(values, kFloat32);
     }
-    add(sum_of(inputs), *sections, given);
+    add(sum_of(inputs), set, given);
     arrived_now.clear();
     if (in_rows) {
-      add(world_.reduce_scatter(inputs, {key, 1, why_exact, sections}), *sections, arrived_now);
+      add(world_.reduce_scatter(inputs, {key, 1, why_exact, sections}), set, arrived_now);
     } else {
       const std::vector<Array> results = world_.all_reduce(inputs, {key, 1, why_exact, sections});
       expect_equal_bits(results);
-      add(results[0].values(), *sections, arrived_now);
+      add(results[0].values(), set, arrived_now);
     }
     for (const auto& [parameter, values] : arrived_now) {
       std::vector<double>& sum = arrived[parameter];
@@ -93,11 +93,11 @@ class Reduced {
 
  private:
   // Adds the rows of a tensor.
-  static void add(const std::vector<double>& tensor, const Sections& sections, Values& values) {
+  static void add(const std::vector<double>& tensor, const Set& set, Values& values) {
     for (size_t begin = 0; begin < tensor.size();) {
-      for (const Section& section : sections.all()) {
-        std::vector<double>& sum = values[static_cast<int>(section.parameter)];
-        sum.resize(static_cast<size_t>(section.num_elements));
+      for (const int parameter : set) {
+        std::vector<double>& sum = values[parameter];
+        sum.resize(static_cast<size_t>(kElements[parameter]));
         for (double& element : sum) {
           element += tensor[begin++];
         }
