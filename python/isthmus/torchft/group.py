@@ -278,7 +278,7 @@ def _note(quorum: Quorum, error: Exception) -> None:
 def _node_of(text: str, number: int) -> int:
     """Return the node of a rank, by the option `nodes` over all replica groups. Raises OptionError if it has none."""
     size = num_ranks_in(text)
-    nodes: list[int] = native.load().parse_nodes(text, size)  # what names no rank is refused by what it is
+    nodes: list[int] = native.load().parse_nodes(text, size)
     if number >= size:
         raise native.load().OptionError(
             f'option nodes="{text}" places ranks 0 to {size - 1}, but this is rank {number}: replica ids end in '

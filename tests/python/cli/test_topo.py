@@ -141,6 +141,10 @@ def test_an_invalid_node_map(nodes):
         assert topo("--from", DGX, "--nodes", nodes)  # an empty text is no option
 
 
+def test_numbers_too_long_for_a_node_map_are_refused_as_one():
+    assert "digits" not in refused("--from", DGX, "--nodes", f"{'9' * 5000}x2")
+
+
 def test_a_file_that_is_missing(tmp_path):
     path = tmp_path / "none.xml"
     assert refused("--from", path) == f"isthmus: {path}: cannot be read: No such file or directory"

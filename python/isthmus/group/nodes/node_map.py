@@ -14,7 +14,6 @@ ranks alike, and the map's `doubt` names both sides, as it does where a launcher
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import socket
@@ -205,8 +204,8 @@ def machine_identity() -> str:
 
 def num_ranks_in(text: str) -> int:
     """Return how many ranks a node map such as "2x4" or "0,1|2,3" has; of what is none, a number above 0."""
-    numbers = [int(word) for word in re.findall(r"\d+", text)]
-    return max(1, math.prod(numbers) if "x" in text else len(numbers))
+    grid = re.fullmatch(r"(\d{1,7})x(\d{1,7})", text)  # more digits are no number of ranks
+    return max(1, int(grid[1]) * int(grid[2]) if grid else len(re.findall(r"\d+", text)))
 
 
 def gpu_fabric(bus_id: str) -> str:
