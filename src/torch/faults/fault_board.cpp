@@ -66,12 +66,15 @@ std::string describe(const FaultReport& report) {
 class FaultBoard::PatientStore {
  public:
   // The thread starts here, not with the first call: a process that has run out of memory by then could not start it.
-  explicit PatientStore(const c10::intrusive_ptr<c10d::Store>& store) {
-    std::thread([state = state_, store] { state->run(store); }).detach();
+  explicit PatientStore(c10::intrusive_ptr<c10d::Store> store) {
+    state_->store = std::move(store);
+    std::thread([state = state_] { state->run(); }).detach();
   }
+  // Frees the store here unless it is in a call: a TCPStore that the thread freed later would still hold its port when
+  // the process makes the next one, which then fails.
   ~PatientStore() {
     const std::lock_guard lock(state_->mutex);
-    state_->closed = true;
+    state_->store = nullptr;
     state_->changed.notify_one();
   }
   PatientStore(const PatientStore&) = delete;
@@ -100,32 +103,33 @@ class FaultBoard::PatientStore {
 
  private:
   struct State {
-    void run(c10::intrusive_ptr<c10d::Store> store) {
-      bool cloned = false;
+    void run() {
+      c10::intrusive_ptr<c10d::Store> clone;
       while (true) {
         std::unique_lock lock(mutex);
-        changed.wait(lock, [this] { return closed || !actions.empty(); });
-        if (closed) {
+        changed.wait(lock, [this] { return !store || !actions.empty(); });
+        if (!store) {
           return;
         }
         const auto action = std::move(actions.front());
         actions.pop_front();
+        const auto original = clone ? nullptr : store;
         lock.unlock();
-        if (!std::exchange(cloned, true)) {
+        if (!clone) {
           try {  // the clone has its own connection: the original may be busy with another thread's blocking call
-            store = store->clone();
+            clone = original->clone();
           } catch (const std::exception&) {
-            // not every store can be cloned
+            clone = original;  // not every store can be cloned
           }
         }
-        action(*store);
+        action(*clone);
       }
     }
 
     std::mutex mutex;  // guards the members below
     std::condition_variable changed;
     std::deque<std::function<void(c10d::Store&)>> actions;
-    bool closed = false;
+    c10::intrusive_ptr<c10d::Store> store;  // null: no more calls come
   };
 
   const std::shared_ptr<State> state_ = std::make_shared<State>();
