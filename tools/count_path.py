@@ -54,7 +54,7 @@ void __cyg_profile_func_enter(void* function, void* site) {
 
 def build() -> Path:
     """Build the module and the hooks; return the hooks' library."""
-    exclude = "-finstrument-functions-exclude-file-list=/usr/,/site-packages/"
+    exclude = "-finstrument-functions-exclude-file-list=/usr/,/site-packages/,/include/python"
     subprocess.run(
         [
             *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DISTHMUS_BUILD_PYTHON=ON"),
@@ -150,9 +150,11 @@ def functions_at(addresses: list[int]) -> Iterator[tuple[str, str]]:
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     for name, place in zip(lines[::2], lines[1::2], strict=True):
         file, line = place.split(" (")[0].rsplit(":", 1)
-        path = Path(file).resolve()
-        if not path.is_relative_to(ROOT) or not line.isdigit():
+        if not line.isdigit():
             continue
+        path = Path(file).resolve()
+        if not path.is_relative_to(ROOT):
+            raise RuntimeError(f"{path} is not in {ROOT}: the compiler's cache gave what another folder compiled")
         text = path.read_text().splitlines()[int(line) - 1].partition("//")[0].rstrip()
         is_one_line = "{" in text and text.endswith("}")
         if is_one_line or re.match(r"\s*(struct|class|union|template)\b", text) or "= default" in text:
