@@ -214,9 +214,11 @@ void FaultWatch::fail_from_now_on(std::exception_ptr error) {
 }
 
 void FaultWatch::close_all_connections() {
-  for (WatchedCalls* side : sides_) {
-    side->abort();
-  }
+  std::call_once(closed_, [this] {
+    for (WatchedCalls* side : sides_) {
+      side->abort();
+    }
+  });
 }
 
 }  // namespace isthmus::torch_backend

@@ -110,12 +110,13 @@ class FaultWatch {
   bool look_is_due();  // the caller holds mutex_
   void look_for_failures(bool at_board);
   void fail_from_now_on(std::exception_ptr error);
-  void close_all_connections();
+  void close_all_connections();  // once: later calls wait for the first
 
   const Group& group_;
   c10::intrusive_ptr_target& owner_;
   std::optional<FaultBoard> board_;
   std::vector<WatchedCalls*> sides_;
+  std::once_flag closed_;  // all connections
 
   std::mutex explain_mutex_;  // only one thread explains at a time
 
