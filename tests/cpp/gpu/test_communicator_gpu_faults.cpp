@@ -209,6 +209,25 @@ TEST_P(EveryCodecOnGpu, RanksOfOneNodeReduceTheSameUnit) {
   }
 }
 
+// One unit, in which each rank has gradients of another parameter. No packets cross that would tell.
+TEST_P(EveryCodecOnGpu, RanksOfOneNodeReduceTheSameParameters) {
+  GpuWorld world(NodeMap::parse("1x2", 2), options());
+  const UnitKey key{"unit", 8000, kFloat32, Collective::kReduceScatter, Sections({{0, 2000}, {1, 2000}}).hash()};
+  const std::vector<Outcome> outcomes = run_ranks(2, [&](int number) {
+    const GpuWorld::Rank& rank = world.ranks[number];
+    const DeviceArray gradient(*rank.gpu, 4000, kFloat32);
+    rank.gpu->clear(gradient.buffer(), rank.stream);
+    const auto sections = std::make_shared<Sections>(std::vector<Section>{{number, 2000}});
+    const Buffer shard = gradient.buffer().part(number, 2000);
+    rank.communicator->reduce_scatter(gradient.buffer(), shard, {key, 1, {}, sections}, rank.stream);
+    rank.gpu->synchronize();
+    rank.communicator->throw_if_faulted();
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_NE(outcome.text.find(kWhyUnitsDiffer), std::string::npos) << outcome.text;
+  }
+}
+
 TEST(FlatOnGpu, AllRanksReduceTheSameUnit) {
   expect_refused_units(NodeMap::parse("2x1", 2), flat_options(), Collective::kReduceScatter);
   expect_refused_units(NodeMap::parse("2x2", 4), flat_options(), Collective::kReduceScatter);

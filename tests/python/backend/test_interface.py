@@ -156,6 +156,7 @@ def a_backend_that_has_ended_says_so() -> None:
             assert isthmus.stats(group)["notes"] == ["shut down"]
         calls: list[Callable[[], Any]] = [
             lambda group=group: dist.all_reduce(torch.ones(2), group=group),
+            lambda group=group: dist.all_reduce(torch.ones(2), group=group, async_op=True),  # in the call itself
             lambda group=group: large_all_gather(group),
             lambda group=group: gradient(group),
             backend.unit_states,

@@ -121,8 +121,10 @@ def residuals_follow_the_scale() -> None:
         for model, residuals in zip(models, before, strict=True):
             for unit, residual in zip(unit_states(model), residuals, strict=True):
                 assert residual.any() and torch.equal(unit["residual"], 4 * residual), kind
+        counted = [group_of(model) for model in models]
         del models, model
         scaler.update(1.0)
+        assert not any(isthmus.stats(one)["skipped_steps"] for one in counted), "the program lowered the scale"
 
 
 @table
