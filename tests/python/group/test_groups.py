@@ -85,6 +85,7 @@ def tiers_send_over_the_connections_of_their_group() -> None:
                 reduce_scatter_works(group)
                 ports_then, connections_then = sockets()
                 opened.append((ports_then - ports, connections_then - connections - len(members) + 1))
+                dist.barrier(group)  # a rank that is ahead would close its end before the others have counted
                 dist.destroy_process_group(group)
             del group
             dist.barrier()
