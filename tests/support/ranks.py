@@ -183,6 +183,17 @@ def init(backend: str = "isthmus", timeout_s: float = OPERATION_S, **arguments: 
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **arguments)
 
 
+def store_of_worlds(rank: int, world_size: int) -> Any:
+    """Return a store for worlds that this process makes in turn, each under a prefix of its own.
+
+    Where each asks for one at MASTER_PORT, a rank that is ahead reaches the last world's, which rank 0 still has.
+    """
+    import torch.distributed as dist
+
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(*place, world_size, rank == 0, timeout=timedelta(seconds=OPERATION_S))
+
+
 def _main(
     pipe: Connection,
     function: Callable[..., Any],

@@ -194,7 +194,7 @@ def test_two_nodes_whose_rails_differ(tmp_path: Path) -> None:
 GPUS = {"one for all": [0, 0, 0, 0], "LOCAL_RANK's": [0, 1, 0, 1], "device_id's": [0, 0, 1, 1]}
 
 
-def broadcast_by(way: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def broadcast_by(way: str, rank: int, store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Tell of a broadcast by groups whose ranks take their GPUs in one way, and of their kinds and devices."""
     device = torch.device("cuda", GPUS[way][rank])
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -209,7 +209,8 @@ def broadcast_by(way: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[A
 
     monkeypatch.setattr(register, "make_nccl", make)
     torch.cuda.set_device(device)
-    ranks.init(device_id=device if way == "device_id's" else None)
+    device_id = device if way == "device_id's" else None
+    ranks.init(store=dist.PrefixStore(way, store), rank=rank, world_size=WORLD_SIZE, device_id=device_id)
     said = []
     for group in (dist.group.WORLD, dist.new_group()):
         sent = torch.tensor([rank], device=device)
@@ -221,10 +222,11 @@ def broadcast_by(way: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> list[A
 
 def broadcast(rank: int, world_size: int) -> dict[str, tuple[list[Any], list[str]]]:
     found = {}
+    store = ranks.store_of_worlds(rank, world_size)
     for way in GPUS:
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            said = broadcast_by(way, rank, patch)
+            said = broadcast_by(way, rank, store, patch)
         found[way] = said, [str(warning.message) for warning in warned if "timeout" in str(warning.message)]
     return found
 

@@ -198,8 +198,7 @@ def default_group(store: dist.Store, rank: int, world_size: int, **settings: Any
 
 
 def default_groups(rank: int, world_size: int) -> list[str]:
-    port = int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, timeout=timedelta(seconds=OPERATION_S))
+    store = ranks.store_of_worlds(rank, world_size)
     said = []
     for number, env_of_rank in enumerate(DEFAULT_GROUPS.values()):
         with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,6 @@
 """Statistics of several groups as one, what explain says of them, and groups that cannot be asked."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -65,13 +64,13 @@ TOLD: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], list[tuple[
 
 
 def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, str]]]:
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
+    store = ranks.store_of_worlds(rank, world_size)
     found = {}
     for name, (make, options, _) in TOLD.items():
         settings = isthmus.Options(nodes="2x1", **{"min_elements": 0, **options})
         told: list[tuple[int, str]] = []
         with logged() as messages:
-            ranks.init(store=store, rank=rank, world_size=world_size, pg_options=settings)
+            ranks.init(store=dist.PrefixStore(name, store), rank=rank, world_size=world_size, pg_options=settings)
             model = make()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             for step in range(1, 5):
