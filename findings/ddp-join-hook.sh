@@ -1,7 +1,7 @@
 #!/bin/sh
 # DistributedDataParallel's join() lets ranks have unequal numbers of batches, and divide_by_initial_world_size=False makes
-# it divide by the ranks that still have one. With a communication hook that option does nothing, without a word: the hook
-# divides by the size of the group: torch's own allreduce_hook, which only sums and averages, does, and those that
+# it divide by the ranks that still have one. With a communication hook that option does nothing, without a word, for the
+# hook divides by the size of the group. So do torch's own allreduce_hook, which only averages, and its hooks that
 # compress. Near the end of each epoch the gradients are then too small, by half where one of two ranks is left; who adds
 # bf16_compress_hook to a training that was tuned with join() changes more than the number of bits.
 #
