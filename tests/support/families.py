@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ from torch.distributed.tensor import DTensor
 import isthmus
 from isthmus.base.backends import backends_of
 from isthmus.torch_private.groups import all_groups
+from support import ranks
 from support.checks import Table
-from support.limits import OPERATION_S
 from support.tested_codecs import CODECS, ERRORS, Options, environment
 
 WORLD_SIZE = 4
@@ -161,13 +160,8 @@ def world(
     before = dict(os.environ)
     os.environ.update(settings)
     try:
-        dist.init_process_group(
-            backend or ("gloo" if mode in ("gloo", "attached") else "isthmus"),
-            store=dist.PrefixStore(f"run/{_runs}", store),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=timedelta(seconds=OPERATION_S),
-        )
+        name = backend or ("gloo" if mode in ("gloo", "attached") else "isthmus")
+        ranks.init(name, store=dist.PrefixStore(f"run/{_runs}", store))
         yield
         dist.barrier()
     finally:
@@ -357,13 +351,7 @@ def assert_follows(run: Run, plain: Run, mode: str, crossings: int = 1) -> None:
 
 def run_table(rank: int, world_size: int, table: Table) -> dict[str, str]:
     """Run all checks of a table on this rank; they get the store that each of their worlds meets at."""
-    store = dist.TCPStore(
-        "127.0.0.1",
-        int(os.environ["MASTER_PORT"]),
-        world_size,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=OPERATION_S),
-    )
+    store = ranks.store()
     failures = table.run_on_this_rank(store)
     store.add("left", 1)
     if rank == 0:  # the store's host goes last

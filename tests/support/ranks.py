@@ -180,18 +180,22 @@ def init(backend: str = "isthmus", timeout_s: float = OPERATION_S, **arguments: 
     """``init_process_group`` with a timeout that fits tests."""
     import torch.distributed as dist
 
+    if "store" in arguments:  # then torch does not ask the environment
+        arguments = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])} | arguments
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **arguments)
 
 
-def store_of_worlds(rank: int, world_size: int) -> Any:
-    """Return a store for worlds that this process makes in turn, each under a prefix of its own.
+def store() -> Any:
+    """Return the store of all ranks, for ``init(store=...)``: where rank 0 has freed it, the port is free.
 
-    Where each asks for one at MASTER_PORT, a rank that is ahead reaches the last world's, which rank 0 still has.
+    Worlds that are made in turn share one, each under a prefix: where each asks for its own, a rank that is ahead
+    reaches the last world's, which rank 0 still has.
     """
     import torch.distributed as dist
 
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(*place, world_size, rank == 0, timeout=timedelta(seconds=OPERATION_S))
+    num_ranks, hosts = int(os.environ["WORLD_SIZE"]), os.environ["RANK"] == "0"
+    return dist.TCPStore(*place, num_ranks, hosts, timeout=timedelta(seconds=OPERATION_S))
 
 
 def _main(

@@ -306,14 +306,14 @@ def test_where_a_rank_has_no_gpu_the_group_is_for_cpu_tensors() -> None:
 
 def leave(rank: int, world_size: int, how: str) -> Any:
     """Works are under way, and a group is left."""
-    store = ranks.store_of_worlds(rank, world_size)
-    ranks.init(store=dist.PrefixStore("first", store), rank=rank, world_size=world_size)
+    store = ranks.store()
+    ranks.init(store=dist.PrefixStore("first", store))
     reduce_scatter()
     work = reduce_scatter(async_op=True)
     if how == "destroy":
         dist.destroy_process_group()
         work.wait()
-        ranks.init(store=dist.PrefixStore("again", store), rank=rank, world_size=world_size)
+        ranks.init(store=dist.PrefixStore("again", store))
         reduce_scatter()
         dist.destroy_process_group()
     if how == "abort":

@@ -210,7 +210,7 @@ def broadcast_by(way: str, rank: int, store: dist.Store, monkeypatch: pytest.Mon
     monkeypatch.setattr(register, "make_nccl", make)
     torch.cuda.set_device(device)
     device_id = device if way == "device_id's" else None
-    ranks.init(store=dist.PrefixStore(way, store), rank=rank, world_size=WORLD_SIZE, device_id=device_id)
+    ranks.init(store=dist.PrefixStore(way, store), device_id=device_id)
     said = []
     for group in (dist.group.WORLD, dist.new_group()):
         sent = torch.tensor([rank], device=device)
@@ -222,7 +222,7 @@ def broadcast_by(way: str, rank: int, store: dist.Store, monkeypatch: pytest.Mon
 
 def broadcast(rank: int, world_size: int) -> dict[str, tuple[list[Any], list[str]]]:
     found = {}
-    store = ranks.store_of_worlds(rank, world_size)
+    store = ranks.store()
     for way in GPUS:
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")

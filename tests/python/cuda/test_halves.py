@@ -35,10 +35,9 @@ OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1, "we
 def trace_steps(rank: int, world_size: int) -> list[str]:
     """A step's traces on rank 0, by name alone: in halves, and in one piece, with none ahead."""
     traces = []
-    store = ranks.store_of_worlds(rank, world_size)
+    store = ranks.store()
     for in_halves in (True, False):
-        world = {"store": dist.PrefixStore(str(in_halves), store), "rank": rank, "world_size": world_size}
-        ranks.init(pg_options=isthmus.Options(**OPTIONS), **world)
+        ranks.init(store=dist.PrefixStore(str(in_halves), store), pg_options=isthmus.Options(**OPTIONS))
         model = cuda_worlds.sharded((world_size,), units=UNITS, features=FEATURES)
         if not in_halves:
             collectives.UnitAllGather._sends_differences = property(lambda self: False, lambda self, value: None)

@@ -198,7 +198,7 @@ def default_group(store: dist.Store, rank: int, world_size: int, **settings: Any
 
 
 def default_groups(rank: int, world_size: int) -> list[str]:
-    store = ranks.store_of_worlds(rank, world_size)
+    store = ranks.store()
     said = []
     for number, env_of_rank in enumerate(DEFAULT_GROUPS.values()):
         with pytest.MonkeyPatch.context() as patch:
@@ -262,8 +262,7 @@ test_groups_that_a_launcher_placed = placed.in_world(place_cyclically, WORLD_SIZ
 
 
 def come_late(rank: int, world_size: int) -> str:
-    timeout = timedelta(seconds=OPERATION_S)
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0, timeout=timeout)
+    store = ranks.store()
     if rank == 1:
         store.get("rank 0 has given up")
         store.set("rank 1 has seen it", "")
@@ -283,8 +282,8 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 def make_worlds_at_one_port(rank: int, world_size: int) -> None:
     for _ in range(10):
-        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), world_size, is_master=True)
-        ranks.init(store=store, rank=rank, world_size=world_size)
+        store = ranks.store()
+        ranks.init(store=store)
         del store
         dist.destroy_process_group()
 

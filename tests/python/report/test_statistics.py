@@ -64,13 +64,13 @@ TOLD: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], list[tuple[
 
 
 def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, str]]]:
-    store = ranks.store_of_worlds(rank, world_size)
+    store = ranks.store()
     found = {}
     for name, (make, options, _) in TOLD.items():
         settings = isthmus.Options(nodes="2x1", **{"min_elements": 0, **options})
         told: list[tuple[int, str]] = []
         with logged() as messages:
-            ranks.init(store=dist.PrefixStore(name, store), rank=rank, world_size=world_size, pg_options=settings)
+            ranks.init(store=dist.PrefixStore(name, store), pg_options=settings)
             model = make()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             for step in range(1, 5):
